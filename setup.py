@@ -1,13 +1,13 @@
 """Build the two static programs of the package before the shim that carries their hashes.
 
-`build_worker` compiles `vectora-jail-worker-<arch>` and `vectora-jail-launcher-<arch>`, checks that they are static,
-and writes `build/gen/image_hash.h`; `build_ext` runs it first, in every way a build can start (wheel, `-e .`,
-`build_ext --inplace`). The environment chooses the compiler:
+`build_worker` compiles `vectora-jail-worker-<arch>` and `vectora-jail-launcher-<arch>`, checks that they are
+static, and writes `build/gen/image_hash.h`; `build_ext` runs it first, in every way a build can start (wheel,
+`-e .`, `build_ext --inplace`). The environment chooses the compiler:
 
     VJ_ZIG="/abs/python -m ziglang"   both architectures, reproducible (releases)
     VJ_WORKER_CC="compiler flags"     this architecture
-    (none)                            musl-gcc, or cc where it makes musl programs, or `cc -static` with a warning
-    VJ_WORKER=/path VJ_LAUNCHER=/path ready-made programs of this architecture (distributions that strip ELF files)
+    (none)                            musl-gcc, or cc where that makes musl programs, or `cc -static`
+    VJ_WORKER=/path VJ_LAUNCHER=/path ready-made programs (for distributions that strip ELF files)
     VJ_WERROR=1                       warnings are errors (CI)
 """
 
@@ -37,7 +37,8 @@ FLAGS = [
     "-std=gnu11", "-Os", "-static", "-s", "-pthread",
     "-ffunction-sections", "-fdata-sections", "-fstack-protector-strong",
     "-Wl,--gc-sections", "-Wl,-z,relro,-z,now", "-Wl,-z,noexecstack",
-    "-Wall", "-Wextra", "-Wshadow", "-Wconversion", "-Wstrict-prototypes", "-Wmissing-prototypes", "-Wformat=2",
+    "-Wall", "-Wextra", "-Wshadow", "-Wconversion", "-Wformat=2",
+    "-Wstrict-prototypes", "-Wmissing-prototypes",
     "-Icsrc", "-Icsrc/core", "-Iworker",
 ]  # fmt: skip
 PT_INTERP = 3
@@ -94,7 +95,7 @@ def compilers() -> dict[str, list[str]]:
 
 
 class BuildWorker(Command):
-    """Compile the static programs and write the header with their hashes (setuptools' SubCommand protocol)."""
+    """Compile the static programs, write the header with their hashes (setuptools' SubCommand protocol)."""
 
     description = "compile the worker and the launcher (static C programs)"
     user_options: ClassVar[list[tuple[str, str | None, str]]] = []
@@ -109,7 +110,7 @@ class BuildWorker(Command):
         self.set_undefined_options("build_py", ("build_lib", "build_lib"))
 
     def in_tree(self) -> bool:
-        """Beside the sources? True for `-e .` and for `build_ext --inplace`: shim and programs stay a pair."""
+        """Beside the sources? For `-e .` and for `build_ext --inplace`: shim and programs stay a pair."""
         ext = self.get_finalized_command("build_ext")
         return bool(self.editable_mode or ext.inplace or getattr(ext, "editable_mode", False))
 
@@ -131,7 +132,9 @@ class BuildWorker(Command):
                 print(error, "(skipped)", file=sys.stderr)
                 continue
             if not is_static(image):
-                raise SystemExit(f"vectora-jail: {program} for {arch} is not a static 64-bit program: {commands[arch]}")
+                raise SystemExit(
+                    f"vectora-jail: {program} for {arch} is not a static 64-bit program: {commands[arch]}"
+                )
             self.place(path, image)
             if arch == NATIVE:
                 self.try_out(path)
@@ -166,15 +169,21 @@ class BuildWorker(Command):
     @staticmethod
     def try_out(path: Path) -> None:
         """A program that does not answer `--version` here would fail at every start instead."""
-        done = subprocess.run([str(path.resolve()), "--version"], capture_output=True, timeout=10, check=False)
+        done = subprocess.run(
+            [str(path.resolve()), "--version"], capture_output=True, timeout=10, check=False
+        )
         if done.returncode != 0:
-            raise SystemExit(f"vectora-jail: {path.name} --version ends with {done.returncode}: {done.stderr!r}")
+            raise SystemExit(
+                f"vectora-jail: {path.name} --version ends with {done.returncode}: {done.stderr!r}"
+            )
 
     @staticmethod
     def write_header(hashes: dict[tuple[str, str], str]) -> None:
-        """One line a program and architecture; untouched when nothing changed, so that the shim is not rebuilt."""
+        """One line an image; untouched when nothing changed, so that the shim is not rebuilt."""
         lines = [f'\t{{"{p}", "{a}", "{h}"}}, \\' for (p, a), h in sorted(hashes.items())]
-        text = "\n".join(["/* made by setup.py build_worker */", "#define VJ_IMAGE_HASHES \\", *lines, "\t{0, 0, 0}", ""])
+        text = "\n".join(
+            ["/* made by setup.py build_worker */", "#define VJ_IMAGE_HASHES \\", *lines, "\t{0, 0, 0}", ""]
+        )
         if not GENERATED.exists() or GENERATED.read_text(encoding="utf-8") != text:
             GENERATED.parent.mkdir(parents=True, exist_ok=True)
             GENERATED.write_text(text, encoding="utf-8")

@@ -1,7 +1,7 @@
-"""Describe the shim to cffi: API mode, stable ABI, one extension from every C file that stands outside a jail.
+"""Describe the shim to cffi: API mode, stable ABI, one extension from all C files that stand outside a jail.
 
-Each `NAME.cdef` lies beside the `NAME.c` whose functions it declares; the two are found together, so a part of the
-shim is added by adding its two files (and its header to shim.h).
+Each `NAME.cdef` lies beside the `NAME.c` whose functions it declares; the two are found together, so a part
+of the shim is added by adding its two files (and its header to shim.h).
 """
 
 from __future__ import annotations
@@ -14,15 +14,6 @@ from cffi import FFI
 ROOT = Path(__file__).resolve().parent.parent
 GENERATED = "build/gen"  # setup.py writes image_hash.h there before the shim is compiled
 
-WARNINGS = [
-    "-Wall",
-    "-Wextra",
-    "-Wshadow",
-    "-Wconversion",
-    "-Wstrict-prototypes",
-    "-Wmissing-prototypes",
-    "-Wformat=2",
-]
 # cffi's generated file is not ours to clean: only the loud classes apply to the extension as a whole.
 SHIM_WARNINGS = ["-Wall", "-Wextra", "-Wformat=2", "-Wno-unused-parameter", "-Wno-missing-field-initializers"]
 

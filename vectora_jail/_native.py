@@ -1,12 +1,13 @@
-"""Start, enter and end a jail through the C shim: −errno and stages become exceptions here and nowhere else.
+"""Start, enter and end a jail through the C shim; −errno and stages become exceptions.
 
-Only this module and `_native_call` import the shim. Everything blocks (bounded by its deadline, without the GIL).
+Only the modules named `_native…` import the shim. All calls block, bounded by a deadline, without the GIL.
 Sources: clone(2), execveat(2), pidfd_open(2), memfd_create(2), bwrap(1).
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import os
 import platform
@@ -16,9 +17,19 @@ from dataclasses import dataclass
 from typing import Final
 
 from vectora_jail._shim import ffi, lib
+from vectora_jail._spawnerrors import enter_error, start_error
 from vectora_jail.errors import WorkerSpawnError
 
-__all__ = ["WORKER_COMMAND", "StagePlan", "Started", "enter", "launcher_image", "reap", "start", "worker_image"]
+__all__ = [
+    "WORKER_COMMAND",
+    "StagePlan",
+    "Started",
+    "enter",
+    "launcher_image",
+    "reap",
+    "start",
+    "worker_image",
+]
 
 WORKER_COMMAND: Final = (b"/run/vectora-jail/worker", b"--fd", b"3")
 """What bwrap executes inside, on the socket that it inherits as descriptor 3."""
@@ -26,15 +37,24 @@ WORKER_COMMAND: Final = (b"/run/vectora-jail/worker", b"--fd", b"3")
 DATA_FD: Final = 10
 """Number of the first data descriptor in the child (`VJ_FD_DATA`)."""
 
-STAGE_ROOT: Final = b"/tmp"  # noqa: S108 — a tmpfs of the launcher's own mount namespace, not the host's /tmp
+STAGE_ROOT: Final = b"/tmp"  # a tmpfs in the launcher's own mount namespace, not the host's /tmp
 
 _BIND_OPTIONS: Final = frozenset(
     {b"--bind", b"--bind-try", b"--ro-bind", b"--ro-bind-try", b"--dev-bind", b"--dev-bind-try"}
 )
-# Options of bwrap by their number of values, as far as the number is not one; a source is only found by counting.
+# Options of bwrap whose number of values is not one: a source is found by counting.
 _TWO_VALUES: Final = frozenset(
-    {b"--setenv", b"--file", b"--bind-data", b"--ro-bind-data", b"--symlink", b"--chmod", b"--bind-fd", b"--ro-bind-fd"}
-    | {b"--overlay"}
+    b"--" + name
+    for name in (
+        b"setenv",
+        b"file",
+        b"bind-data",
+        b"ro-bind-data",
+        b"symlink",
+        b"chmod",
+        b"bind-fd",
+        b"ro-bind-fd",
+    )
 )
 _NO_VALUES: Final = frozenset(
     b"--unshare-" + name
@@ -52,7 +72,7 @@ _NO_VALUES: Final = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """A jail whose worker runs and waits for its first message; the descriptors belong to whoever holds this."""
+    """A jail whose worker runs and waits for its first message; its holder owns the descriptors."""
 
     monitor_pid: int
     """bwrap, a child of this process (without bwrap: the worker itself)."""
@@ -147,13 +167,13 @@ def _seal(program: str, arch: str) -> int:
     return _memfd(f"vectora-jail-{program}", data)
 
 
-def _missing(program: str, arch: str, path: str, errno: int) -> WorkerSpawnError:
+def _missing(program: str, arch: str, path: str, number: int) -> WorkerSpawnError:
     return WorkerSpawnError(
         f"this build has no {program} for {arch}: {path}",
         code="worker_missing",
         layer="worker",
         stage="image",
-        errno=errno,
+        errno=number,
         hint="rebuild with a static C compiler: apt install musl-tools, then pip install -e .",
     )
 
@@ -187,17 +207,17 @@ def start(
     stage: StagePlan | None = None,
     command: Sequence[bytes] = WORKER_COMMAND,
 ) -> Started:
-    """Start a jail and return once its worker runs: all of bwrap's mounts are made, nothing untrusted has run.
+    """Start a jail; return once its worker runs: bwrap's mounts are made, nothing untrusted has run.
 
     Args:
         bwrap: Path of a trusted bwrap; None executes the worker directly (no namespaces).
-        args: bwrap's options without `--args` and `--info-fd`, which are added here, and without the command. They
-            must contain `--as-pid-1` and `--die-with-parent`. Data descriptor i is number `10 + i`.
+        args: bwrap's options without the command and without `--args` and `--info-fd`, which are added here.
+            They must contain `--as-pid-1` and `--die-with-parent`. Data descriptor i is number `10 + i`.
         fds: Data descriptors, in order. They stay open here.
-        sock: The worker's end of the socket pair. It stays open here: close it, or its end-of-file never comes.
+        sock: The worker's end of the socket pair. It stays open here: close it, or end-of-file never comes.
         deadline_s: Seconds until everything is killed and given up.
-        stage: As root, become this user first; the sources of all binds are opened here and staged, so that they
-            may lie below directories which that user cannot pass.
+        stage: As root, become this user first; the sources of all binds are opened here and staged, so that
+            they may lie below directories which that user cannot pass.
         command: What bwrap executes.
 
     Raises:
@@ -215,7 +235,14 @@ def start(
             first = DATA_FD + len(fds)
             args, staged = stage_sources(args)
             numbers = (stage.uid, stage.gid, os.getpid(), first, len(staged))
-            argv = [b"vectora-jail-launcher", b"stage", *(b"%d" % n for n in numbers), b"--", bwrap, *argv[1:]]
+            argv = [
+                b"vectora-jail-launcher",
+                b"stage",
+                *(b"%d" % n for n in numbers),
+                b"--",
+                bwrap,
+                *argv[1:],
+            ]
         blob = None if bwrap is None else b"".join(arg + b"\0" for arg in args)
         path = bwrap if stage is None else None
         return _start(path, program, argv, blob, [*fds, *staged], sock, deadline_s)
@@ -248,13 +275,12 @@ def _start(
     if lib.vj_start(request, started, error) != 0:
         detail = bytes(ffi.buffer(error.detail, error.detail_len)).decode("utf-8", "replace").strip()
         raise start_error(error.stage, error.err, detail)
-    return Started(
-        started.monitor_pid, started.monitor_fd, started.pid, started.pidfd, started.mntns_fd, started.userns_fd
-    )
+    s = started
+    return Started(s.monitor_pid, s.monitor_fd, s.pid, s.pidfd, s.mntns_fd, s.userns_fd)
 
 
 def stage_sources(args: Sequence[bytes]) -> tuple[list[bytes], list[int]]:
-    """Open the source of every bind without following a symlink; return the options with staged names, and the fds.
+    """Open the source of every bind; return the options with staged names, and the descriptors.
 
     A source of a `-try` option that does not exist takes its option with it.
     """
@@ -271,19 +297,26 @@ def stage_sources(args: Sequence[bytes]) -> tuple[list[bytes], list[int]]:
                 continue
             source, dest = args[i + 1 : i + 3]
             i += 3
-            fd = ffi.new("int *")
-            err = -lib.vj_open_path(source, fd)
-            if err == 2 and option.endswith(b"-try"):
-                continue
-            if err:
-                raise start_error(0, err, f"cannot open {os.fsdecode(source)!r} without following symlinks")
-            out += [option, STAGE_ROOT + b"/%d" % len(opened), dest]
-            opened.append(fd[0])
+            fd = _open_source(source, optional=option.endswith(b"-try"))
+            if fd is not None:
+                out += [option, STAGE_ROOT + b"/%d" % len(opened), dest]
+                opened.append(fd)
     except BaseException:
         for number in opened:
             os.close(number)
         raise
     return out, opened
+
+
+def _open_source(path: bytes, *, optional: bool) -> int | None:
+    """Open without following a symlink anywhere: the plan has resolved the names, a link was put there since."""
+    fd = ffi.new("int *")
+    err = -lib.vj_open_path(path, fd)
+    if err == errno.ENOENT and optional:
+        return None
+    if err:
+        raise start_error(0, err, f"cannot open {os.fsdecode(path)!r} without following symlinks")
+    return int(fd[0])
 
 
 def reap(started: Started, deadline_s: float = 2.0) -> int | None:
@@ -318,7 +351,7 @@ def register_launcher() -> None:
 
 
 def enter(mntns_fd: int, userns_fd: int, ops: bytes, deadline_s: float = 5.0) -> list[int]:
-    """Apply a msgpack array of mount ops (csrc/core/livemount.h) inside a jail; return one errno an op, 0 = done.
+    """Apply a msgpack array of mount ops (csrc/core/livemount.h) in a jail; return an errno an op, 0 = done.
 
     Raises:
         WorkerSpawnError: code `enter` when the namespaces could not be entered, the list is malformed, or the
@@ -333,82 +366,8 @@ def enter(mntns_fd: int, userns_fd: int, ops: bytes, deadline_s: float = 5.0) ->
     err = lib.vj_enter(mntns_fd, userns_fd, data, length, _ms(deadline_s), results, capacity, count)
     if err:
         raise enter_error(-err)
-    return ffi.unpack(results, count[0])
+    return list(ffi.unpack(results, count[0]))
 
 
 def _ms(seconds: float) -> int:
     return max(1, min(int(seconds * 1000), 0x7FFFFFFF))
-
-
-# ---- errors ----
-
-_STAGES: Final = {
-    0: ("stage the sources", "mounts"),
-    1: ("prepare descriptors", "worker"),
-    2: ("starter thread", "worker"),
-    3: ("clone", "worker"),
-    4: ("arrange descriptors", "worker"),
-    5: ("exec", "worker"),
-    6: ("staging for another user", "identity"),
-    7: ("bwrap", "mounts"),
-    8: ("pid from bwrap", "worker"),
-    9: ("identity of the worker", "worker"),
-    10: ("bwrap's set-up", "mounts"),
-    11: ("namespaces", "userns"),
-}
-
-# What bwrap says, what it means and what helps; the first that matches.
-_BWRAP_SAYS: Final = (
-    (
-        "setting up uid map: Permission denied",
-        "userns",
-        "userns",
-        "unprivileged user namespaces are restricted here (AppArmor): allow them for bwrap, see `vectora-jail doctor`",
-    ),
-    (
-        "namespace",
-        "userns",
-        "userns",
-        "user namespaces are off here: sysctl user.max_user_namespaces, kernel.unprivileged_userns_clone",
-    ),
-    ("Can't find source path", "mount_source", "mounts", "a granted path does not exist or cannot be reached"),
-    ("Can't mkdir", "mount_target", "mounts", "a mount's place lies below a read-only grant"),
-    ("execvp", "worker_exec", "worker", "the worker's image cannot run inside: is the host of this architecture?"),
-    ("Exceeded maximum number of arguments", "too_many_mounts", "mounts", "grant directories instead of many files"),
-)
-
-
-def start_error(stage: int, errno: int, detail: str) -> WorkerSpawnError:
-    """Turn the shim's {stage, errno, text} into the exception that a caller sees."""
-    name, layer = _STAGES.get(stage, (f"stage {stage}", "worker"))
-    code, hint = "spawn", ""
-    if errno == 110:
-        code, hint = "timeout", "the machine is overloaded, or a granted path lies on a file system that hangs"
-    if stage == 5 and errno in (2, 13):
-        code, hint = "bwrap_missing", "install bubblewrap, see `vectora-jail doctor`"
-    if stage == 7:
-        code = "bwrap"
-        for text, its_code, its_layer, its_hint in _BWRAP_SAYS:
-            if text in detail:
-                code, layer, hint = its_code, its_layer, its_hint
-                break
-    message = f"the jail could not be started: {detail}" if detail else "the jail could not be started"
-    return WorkerSpawnError(message, code=code, layer=layer, hint=hint, stage=name, errno=errno)
-
-
-def enter_error(errno: int) -> WorkerSpawnError:
-    """Explain why the entering child could not do its work."""
-    hints = {
-        1: "the kernel or a container's filter forbids setns(2) or mount(2) to this process",
-        8: "the launcher's image is not registered",
-        38: "live mounts need Linux 5.12",
-        110: "a path in the workspace lies on a file system that hangs",
-    }
-    return WorkerSpawnError(
-        "the jail's mounts could not be changed",
-        code="enter",
-        layer="mounts",
-        stage="enter",
-        errno=errno,
-        hint=hints.get(errno, ""),
-    )

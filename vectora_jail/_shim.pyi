@@ -1,9 +1,7 @@
 # The compiled shim (csrc/): what each function does is said in the header that declares it.
 from typing import Any
 
-from cffi import FFI
-
-ffi: FFI
+ffi: Any
 
 class _Library:
     # csrc/core/start.h
