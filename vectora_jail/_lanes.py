@@ -1,0 +1,172 @@
+"""Lanes: one request at a time on one socket to a worker, through the native hot path (`csrc/channel.h`)."""
+
+from __future__ import annotations
+
+import errno
+import os
+from typing import TYPE_CHECKING, Final
+
+from vectora_jail._shim import ffi, lib
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+PENDING: Final = 0
+DONE: Final = 1
+DATA: Final = 2
+NEED_INPUT: Final = 3
+
+CAPTURE_OUT: Final = 1
+CAPTURE_ERR: Final = 2
+MERGE: Final = 4
+STREAM: Final = 8
+FEED: Final = 16
+
+NO_FDS: Final = (-1, -1, -1, -1)
+
+
+class ChannelClosed(Exception):
+    """The worker's end of a lane is closed, or what it sent broke the protocol (`reason`)."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
+
+
+class DescriptorQuota(Exception):
+    """The kernel refused to pass a descriptor: too many are in flight for this user (unix(7), ETOOMANYREFS)."""
+
+
+def _raise(rc: int) -> None:
+    if rc == -errno.EPIPE:
+        raise ChannelClosed("the worker closed its channel")
+    if rc == -errno.EPROTO:
+        raise ChannelClosed("the worker sent a message that is cut off or carries too many descriptors")
+    if rc == -errno.ETOOMANYREFS:
+        raise DescriptorQuota
+    if rc == -errno.EAGAIN:
+        raise ChannelClosed("the worker has stopped reading its channel")
+    raise OSError(-rc, os.strerror(-rc))
+
+
+class Lane:
+    """A socket to the worker with the native state of the request that is under way on it."""
+
+    __slots__ = ("_c", "_fds", "fd")
+
+    def __init__(self, fd: int) -> None:
+        """Take over the descriptor `fd`; `close` closes it."""
+        self.fd = fd
+        self._c = ffi.new("struct vj_call *")
+        self._fds = ffi.new("int[4]")
+        lib.vj_call_init(self._c, fd)
+
+    def exec(
+        self,
+        request: bytes,
+        fds: tuple[int, int, int, int],
+        flags: int,
+        cap: int,
+        owner: tuple[int, int] | None = None,
+    ) -> None:
+        """Send an exec-like request with the command's descriptors (see `vj_exec`)."""
+        c_fds = self._fds
+        c_fds[0], c_fds[1], c_fds[2], c_fds[3] = fds
+        uid, gid = owner or (-1, -1)
+        rc = lib.vj_exec(self._c, request, len(request), c_fds, flags, cap, uid, gid)
+        if rc:
+            _raise(rc)
+
+    def post(self, request: bytes, fds: Sequence[int] = ()) -> None:
+        """Send a request without waiting for its reply."""
+        rc = lib.vj_post(self._c, request, len(request), list(fds) if fds else ffi.NULL, len(fds))
+        if rc:
+            _raise(rc)
+
+    def request(self, request: bytes, fds: Sequence[int] = (), timeout_ms: int = -1) -> int:
+        """Send a request and wait for the reply; `DONE` or `PENDING`."""
+        rc = lib.vj_request(
+            self._c, request, len(request), list(fds) if fds else ffi.NULL, len(fds), timeout_ms
+        )
+        if rc < 0 and rc != -errno.EINTR:
+            _raise(rc)
+        return PENDING if rc < 0 else rc
+
+    def wait(self, timeout_ms: int) -> int:
+        """Wait for the next thing to happen; a signal ends the wait with `PENDING` so that Python can handle it."""
+        rc: int = lib.vj_call_wait(self._c, timeout_ms)
+        if rc < 0:
+            if rc == -errno.EINTR:
+                return PENDING
+            _raise(rc)
+        return rc
+
+    def step(self) -> int:
+        """Do what can be done without waiting."""
+        rc: int = lib.vj_call_step(self._c)
+        if rc < 0:
+            _raise(rc)
+        return rc
+
+    def pollfd(self) -> int:
+        """Return the one descriptor an event loop has to watch for this request."""
+        rc: int = lib.vj_call_pollfd(self._c)
+        if rc < 0:
+            _raise(rc)
+        return rc
+
+    def feed(self, data: bytes, *, last: bool) -> None:
+        """Give the command input; only after the native side asked for it (`NEED_INPUT`)."""
+        rc = lib.vj_call_feed(self._c, data, len(data), last)
+        if rc < 0 and rc != -errno.EPIPE:
+            _raise(rc)
+
+    def reply(self) -> bytes:
+        """Return the reply's bytes."""
+        c = self._c
+        return bytes(ffi.buffer(c.reply, c.reply_len))
+
+    def take_fd(self) -> int:
+        """Return the descriptor that came with the reply and hand over its ownership; -1 when there was none."""
+        fd: int = self._c.reply_fd
+        self._c.reply_fd = -1
+        return fd
+
+    def output(self, which: int) -> tuple[bytes, int]:
+        """Return what was kept of stream `which` and how many bytes were dropped between its two halves."""
+        s = self._c.out[which]
+        if not s.len:
+            return b"", 0
+        if not s.dropped:
+            return bytes(ffi.buffer(s.data, s.len)), 0
+        cap = self._c.cap
+        head = cap // 2
+        ring = ffi.buffer(s.data, cap)
+        at = s.next
+        # Until the ring has been filled once, what lies behind `at` is the end of the first `cap` bytes: in order too.
+        return bytes(ring[:head]) + bytes(ring[at:cap]) + bytes(ring[head:at]), int(s.dropped)
+
+    def take_output(self, which: int) -> bytes:
+        """Return what has come on stream `which` since the last time (`STREAM`)."""
+        s = self._c.out[which]
+        if not s.len:
+            return b""
+        data = bytes(ffi.buffer(s.data, s.len))
+        lib.vj_call_drop(self._c, which)
+        return data
+
+    @property
+    def busy(self) -> bool:
+        """Whether a request is under way."""
+        return bool(self._c.busy)
+
+    def close(self) -> None:
+        """Free everything; the worker kills what still runs for this lane."""
+        if self.fd >= 0:
+            lib.vj_call_clear(self._c)
+            fd, self.fd = self.fd, -1
+            os.close(fd)
+
+    def forget(self) -> None:
+        """Close without telling anybody: for the child of a fork, where the lane belongs to the parent."""
+        self.close()
