@@ -1,0 +1,165 @@
+/* loop.c — the one place where the worker waits: ppoll(2) over its sources, with SIGCHLD let in only there.
+ *
+ * ppoll and not epoll: epoll's watches are counted for the user over all namespaces, so a command could use them up
+ * and the worker could take no new lane; and for the handful of descriptors of a usual jail it costs the same.
+ */
+#include "worker.h"
+
+#include "compat.h"
+#include "rawsys.h"
+
+#include <errno.h>
+#include <poll.h>
+#include <signal.h>
+#include <time.h>
+#include <unistd.h>
+
+#define TURNS_BETWEEN_REAPS 16 /* ready descriptors hold SIGCHLD back; it may not starve */
+
+static struct pollfd poll_set[VJ_SOURCES_MAX];
+static struct source *sources[VJ_SOURCES_MAX];
+static int nsources;
+static uint64_t wake_ns; /* 0 = no timer */
+
+uint64_t now_ns(void)
+{
+	struct timespec t;
+	clock_gettime(CLOCK_MONOTONIC, &t);
+	return (uint64_t)t.tv_sec * UINT64_C(1000000000) + (uint64_t)t.tv_nsec;
+}
+
+void loop_wake_at(uint64_t ns)
+{
+	if (!wake_ns || ns < wake_ns)
+		wake_ns = ns;
+}
+
+int source_add(struct source *s, enum source_kind kind, int fd, short events, void *owner)
+{
+	if (nsources == VJ_SOURCES_MAX)
+		return -ENOSPC;
+	*s = (struct source){.kind = kind, .slot = nsources, .fd = fd, .owner = owner};
+	poll_set[nsources] = (struct pollfd){.fd = fd, .events = events};
+	sources[nsources++] = s;
+	return 0;
+}
+
+void source_events(struct source *s, short events)
+{
+	if (s->slot >= 0)
+		poll_set[s->slot].events = events;
+}
+
+void source_remove(struct source *s)
+{
+	int i = s->slot;
+	if (i < 0)
+		return;
+	s->slot = -1;
+	if (i != --nsources) {
+		poll_set[i] = poll_set[nsources];
+		sources[i] = sources[nsources];
+		sources[i]->slot = i;
+	}
+}
+
+void source_close(struct source *s)
+{
+	source_remove(s);
+	if (s->fd >= 0)
+		raw1(SYS_close, s->fd);
+	s->fd = -1;
+}
+
+static void handle(struct source *s, short revents)
+{
+	switch (s->kind) {
+	case SRC_LANE:
+		lane_ready(s->owner, revents);
+		break;
+	case SRC_EXEC_PIPE:
+		job_exec_done(s->owner);
+		break;
+	case SRC_STATUS: { /* the reader of the status pipe is gone */
+		struct job *j = s->owner;
+		source_remove(s);
+		j->cancelled = true;
+		job_kill(j);
+		break;
+	}
+	default:
+		source_remove(s);
+		break;
+	}
+}
+
+static void on_sigchld(int signo)
+{
+	(void)signo; /* ppoll returns EINTR; that is all */
+}
+
+int loop_signals(void)
+{
+	struct sigaction sa = {.sa_handler = SIG_DFL};
+	sigset_t blocked;
+
+	/* What is ignored here would be ignored in every command: execve resets handlers only. */
+	for (int i = 1; i < 65; i++)
+		sigaction(i, &sa, NULL);
+	sa.sa_handler = on_sigchld; /* no SA_NOCLDSTOP: a child that made us its tracer is told by SIGCHLD too */
+	if (sigaction(SIGCHLD, &sa, NULL) < 0)
+		return -errno;
+	/* Nothing else is blocked: a signal queued to pid 1 would stay in the kernel's memory. */
+	sigemptyset(&blocked);
+	sigaddset(&blocked, SIGCHLD);
+	sigaddset(&blocked, SIGPIPE);
+	return sigprocmask(SIG_SETMASK, &blocked, NULL) < 0 ? -errno : 0;
+}
+
+static void run_timers(void)
+{
+	uint64_t now;
+
+	while (wake_ns && wake_ns <= (now = now_ns())) {
+		wake_ns = 0;
+		job_timers(now);
+		lease_check();
+		if (wake_ns == 1) /* more to do at once, after a look at the descriptors */
+			break;
+	}
+}
+
+void loop_run(void)
+{
+	const uint64_t mask = UINT64_C(1) << (SIGPIPE - 1);
+	unsigned turns = 0;
+
+	for (;;) {
+		struct timespec wait, *timeout = NULL;
+		if (wake_ns) {
+			uint64_t now = wake_ns == 1 ? 1 : now_ns();
+			uint64_t left = wake_ns > now ? wake_ns - now : 0;
+			wait.tv_sec = (time_t)(left / UINT64_C(1000000000));
+			wait.tv_nsec = (long)(left % UINT64_C(1000000000));
+			timeout = &wait;
+		}
+		long n = raw5(SYS_ppoll, poll_set, nsources, timeout, &mask, VJ_SIGSET_BYTES);
+		if (n == -EINTR)
+			job_reap();
+		else if (n > 0) {
+			/* From the end: a removal moves the last entry, which has been looked at, to the free place. */
+			for (int i = nsources - 1; i >= 0 && n > 0; i--) {
+				if (i >= nsources || !poll_set[i].revents)
+					continue;
+				short revents = poll_set[i].revents;
+				poll_set[i].revents = 0;
+				n--;
+				handle(sources[i], revents);
+			}
+			if (++turns % TURNS_BETWEEN_REAPS == 0)
+				job_reap();
+		}
+		if (wake_ns)
+			run_timers();
+	}
+}

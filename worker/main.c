@@ -1,0 +1,64 @@
+/* main.c — the arguments, the descriptors, then the loop.
+ *
+ *   vectora-jail-worker --fd N       requests as SEQPACKET messages on descriptor N
+ *   vectora-jail-worker --version
+ */
+#include "worker.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/prctl.h>
+#include <unistd.h>
+
+struct worker_state worker = {.scope_fd = -1, .io_fd = -1, .oom_fd = -1, .null_fd = -1};
+
+static void say(const char *text)
+{
+	/* Nothing can be done when nobody listens. */
+	if (write(2, text, strlen(text)) < 0)
+		return;
+}
+
+static int fail(const char *step, int err)
+{
+	say("vectora-jail-worker: ");
+	say(step);
+	say(": ");
+	say(strerror(-err));
+	say("\n");
+	return 125;
+}
+
+static int serve(int channel, enum lane_kind kind)
+{
+	int e = confine_descriptors(&channel, true);
+	if (e)
+		return fail("descriptors", e);
+	worker.pid1 = getpid() == 1;
+	if (!worker.pid1 && prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) < 0)
+		return fail("subreaper", -errno);
+	if ((e = scan_open()) < 0)
+		return fail("/proc", e);
+	if ((e = loop_signals()) < 0)
+		return fail("signals", e);
+	if ((e = lane_open(channel, kind, true)) < 0)
+		return fail("channel", e);
+	loop_run();
+}
+
+int main(int argc, char **argv)
+{
+	if (argc == 2 && !strcmp(argv[1], "--version")) {
+		static const char text[] = "vectora-jail-worker " VJ_VERSION "\n";
+		return write(1, text, sizeof text - 1) < 0;
+	}
+	if (argc == 3 && !strcmp(argv[1], "--fd")) {
+		char *end;
+		long fd = strtol(argv[2], &end, 10);
+		if (!*end && fd >= 0 && fd < 65536)
+			return serve((int)fd, LANE_PACKET);
+	}
+	say("usage: vectora-jail-worker --fd N | --version\n");
+	return 2;
+}

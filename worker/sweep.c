@@ -1,0 +1,146 @@
+/* sweep.c — which processes belong to which call.
+ *
+ * Each command sets RLIMIT_RTTIME, soft and hard, to 2^60 - n before its exec. Every descendant inherits that hard
+ * limit, none can raise it, it bounds nothing real, and the worker reads it with prlimit64 (prlimit(2), proc(5)).
+ */
+#include "worker.h"
+
+#include "compat.h"
+#include "rawsys.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <string.h>
+#include <unistd.h>
+
+/* Where the processes begin in the directory /proc; the 60 names before them are skipped when that is true here. */
+#define PROC_FIRST_PROCESS 256
+
+struct linux_dirent64 {
+	uint64_t ino;
+	int64_t off;
+	unsigned short reclen;
+	unsigned char type;
+	char name[];
+};
+
+static struct {
+	int fd;
+	long start;
+	size_t at, len;
+	unsigned vanished;
+	pid_t self;
+	_Alignas(struct linux_dirent64) uint8_t buf[8192];
+} scan = {.fd = -1};
+
+static pid_t number(const char *name)
+{
+	long v = 0;
+	for (; *name; name++) {
+		if (*name < '0' || *name > '9' || v > 100000000)
+			return 0;
+		v = v * 10 + (*name - '0');
+	}
+	return (pid_t)v;
+}
+
+void scan_begin(void)
+{
+	scan.at = scan.len = 0;
+	scan.vanished = 0;
+	raw3(SYS_lseek, scan.fd, scan.start, SEEK_SET);
+}
+
+/* The next process in the directory, this one included; 0 at the end. */
+static pid_t next_pid(void)
+{
+	for (;;) {
+		if (scan.at >= scan.len) {
+			long n = raw3(SYS_getdents64, scan.fd, scan.buf, sizeof scan.buf);
+			if (n <= 0)
+				return 0;
+			scan.len = (size_t)n;
+			scan.at = 0;
+		}
+		const struct linux_dirent64 *d = (const void *)(scan.buf + scan.at);
+		scan.at += d->reclen;
+		pid_t pid = number(d->name);
+		if (pid)
+			return pid;
+	}
+}
+
+int scan_open(void)
+{
+	if (scan.fd >= 0)
+		close(scan.fd);
+	scan.fd = open("/proc", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+	if (scan.fd < 0)
+		return -errno;
+	scan.self = getpid();
+	/* Trust the short way only after it has shown this process. */
+	scan.start = PROC_FIRST_PROCESS;
+	scan_begin();
+	for (pid_t pid; (pid = next_pid());)
+		if (pid == scan.self)
+			return 0;
+	scan.start = 0;
+	return 0;
+}
+
+int scan_fd(void)
+{
+	return scan.fd;
+}
+
+unsigned scan_vanished(void)
+{
+	return scan.vanished;
+}
+
+uint64_t process_tag(pid_t pid)
+{
+	struct vj_rlimit limit = {0, VJ_UNTAGGED};
+	if (raw4(SYS_prlimit64, pid, RLIMIT_RTTIME, 0, &limit) < 0 || limit.hard > VJ_TAG_BASE)
+		return VJ_UNTAGGED;
+	return limit.hard;
+}
+
+int scan_next(pid_t *pid, uint64_t *tag)
+{
+	for (;;) {
+		struct vj_rlimit limit = {0, VJ_UNTAGGED};
+		*pid = next_pid();
+		if (!*pid)
+			return 0;
+		if (*pid == scan.self)
+			continue;
+		long e = raw4(SYS_prlimit64, *pid, RLIMIT_RTTIME, 0, &limit);
+		if (e == -ESRCH)
+			scan.vanished++;
+		if (e < 0)
+			continue; /* another user's process cannot be one of ours */
+		*tag = limit.hard > VJ_TAG_BASE ? VJ_UNTAGGED : limit.hard;
+		return 1;
+	}
+}
+
+bool process_is_zombie(pid_t pid)
+{
+	char name[24], text[512], *p = name + sizeof name;
+	static const char tail[] = "/stat";
+	p -= sizeof tail;
+	memcpy(p, tail, sizeof tail);
+	for (pid_t v = pid; v; v /= 10)
+		*--p = (char)('0' + v % 10);
+	int fd = openat(scan.fd, p, O_RDONLY | O_CLOEXEC);
+	if (fd < 0)
+		return errno == ENOENT || errno == ESRCH;
+	ssize_t n = read(fd, text, sizeof text - 1);
+	close(fd);
+	if (n <= 0)
+		return true;
+	text[n] = 0;
+	p = strrchr(text, ')'); /* the name before it may hold anything */
+	return p && p[1] == ' ' && (p[2] == 'Z' || p[2] == 'X');
+}
