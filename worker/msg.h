@@ -38,7 +38,9 @@ uint64_t mp_read_uint(struct mp_reader *r);  /* a negative number is an error */
 int64_t mp_read_int(struct mp_reader *r);
 bool mp_read_bool(struct mp_reader *r);
 void mp_skip(struct mp_reader *r);           /* one value of any type */
+double mp_read_float(struct mp_reader *r);   /* a float; an integer is an error */
 bool mp_is(struct mp_bytes b, const char *text); /* equal to a C string? */
+int mp_cstr(struct mp_bytes b, char *out, size_t cap); /* copy with a NUL: 0, -EINVAL (a NUL inside), -ENAMETOOLONG */
 
 struct mp_writer {
 	uint8_t *buf;
@@ -51,9 +53,15 @@ void mp_write_nil(struct mp_writer *w);
 void mp_write_bool(struct mp_writer *w, bool v);
 void mp_write_int(struct mp_writer *w, int64_t v);
 void mp_write_uint(struct mp_writer *w, uint64_t v);
+void mp_write_float(struct mp_writer *w, double v);
 void mp_write_str(struct mp_writer *w, const char *text);
+void mp_write_strn(struct mp_writer *w, const char *text, size_t len);
 void mp_write_bin(struct mp_writer *w, const void *p, size_t len);
 void mp_write_array(struct mp_writer *w, uint32_t n);
 void mp_write_map(struct mp_writer *w, uint32_t n);
+/* Room for a bin of at most `max` ≤ 65535 bytes that the caller fills in place (NULL when it does not fit), and the
+ * call that says how many bytes it became; nothing else may be written between the two. */
+uint8_t *mp_bin_begin(struct mp_writer *w, size_t max);
+void mp_bin_end(struct mp_writer *w, size_t len);
 
 #endif
