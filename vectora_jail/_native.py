@@ -105,6 +105,7 @@ class StagePlan:
 
 # ---- images ----
 
+_DIRECTORY = os.path.dirname(os.path.abspath(__file__))
 _lock = threading.Lock()
 _images: dict[tuple[str, str], int] = {}
 _F_ADD_SEALS: Final = 1033
@@ -148,7 +149,7 @@ def _seal(program: str, arch: str) -> int:
     from hashlib import sha256
 
     expected = lib.vj_image_hash(program.encode(), arch.encode())
-    path = os.path.join(os.path.dirname(os.path.abspath(__file__)), f"vectora-jail-{program}-{arch}")
+    path = os.path.join(_DIRECTORY, f"vectora-jail-{program}-{arch}")
     try:
         with open(path, "rb") as file:
             data = file.read()
@@ -164,7 +165,7 @@ def _seal(program: str, arch: str) -> int:
             stage="image",
             hint="rebuild: pip install -e . (or reinstall vectora-jail)",
         )
-    return _memfd(f"vectora-jail-{program}", data)
+    return sealed_memfd(f"vectora-jail-{program}", data)
 
 
 def _missing(program: str, arch: str, path: str, number: int) -> WorkerSpawnError:
@@ -178,7 +179,8 @@ def _missing(program: str, arch: str, path: str, number: int) -> WorkerSpawnErro
     )
 
 
-def _memfd(name: str, data: bytes) -> int:
+def sealed_memfd(name: str, data: bytes) -> int:
+    """Return a memfd with these bytes that nobody can change any more; the offset is at its end."""
     try:
         fd = os.memfd_create(name, os.MFD_CLOEXEC | _MFD_ALLOW_SEALING | _MFD_EXEC)
     except OSError:
@@ -309,7 +311,7 @@ def stage_sources(args: Sequence[bytes]) -> tuple[list[bytes], list[int]]:
 
 
 def _open_source(path: bytes, *, optional: bool) -> int | None:
-    """Open without following a symlink anywhere: the plan has resolved the names, a link was put there since."""
+    """Open without following symlinks: the plan resolved the names, a link was put there since."""
     fd = ffi.new("int *")
     err = -lib.vj_open_path(path, fd)
     if err == errno.ENOENT and optional:

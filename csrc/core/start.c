@@ -248,13 +248,16 @@ static int await_pid(struct watch *w, struct vj_started *s)
 	s->pidfd = w->worker = vj_pidfd_open(pid);
 	/* the pidfd came first: while it is alive, everything below /proc/PID is of that process */
 	if (s->pidfd < 0 || parent_of(pid) != s->monitor_pid) {
+		int err = s->pidfd < 0 ? -s->pidfd : ESRCH;
+		vj_close(&s->pidfd); /* somebody else's, perhaps: it must not be killed when the start is abandoned */
+		s->pidfd = w->worker = -1;
 		/* a jail builder that fails now takes its child along; give it the time to say why */
 		int64_t limit = vj_now_ms() + 500;
 		while (!w->monitor_dead && vj_left_ms(limit) > 0 && vj_left_ms(w->deadline) > 0)
 			pump(w, 50000000);
 		if (w->monitor_dead)
 			return ended(w);
-		return fail(w->error, VJ_STAGE_IDENTITY, s->pidfd < 0 ? -s->pidfd : ESRCH);
+		return fail(w->error, VJ_STAGE_IDENTITY, err);
 	}
 	return 0;
 }
