@@ -8,6 +8,7 @@
     ├── UnsupportedPolicy          this backend cannot do what the policy or the call asks: .backend, .layer
     ├── WorkerSpawnError           a jail could not be started: .layer, .stage, .errno
     ├── WorkerDiedError            a running jail ended under a call: .outcome, .cause
+    ├── CommandFailed              only with `check=True`: the command did not end with 0: .result
     └── EditConflict               `edit_file` found no, or more than one, place to edit (also a ValueError)
 
 Wrong input is a ValueError too; "this host cannot" (UnsupportedPolicy, WorkerSpawnError), "the policy forbids"
@@ -18,12 +19,13 @@ OSError family instead. Every class pickles, so that an error crosses a process 
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
 __all__ = [
+    "CommandFailed",
     "EditConflict",
     "JailError",
     "PolicyError",
@@ -188,6 +190,22 @@ class WorkerDiedError(JailError):
         self.outcome = outcome
         self.cause = cause
         """Why the worker ended, as far as the host could find out (`killed by signal 9`, `memory limit` …)."""
+
+
+class CommandFailed(JailError):
+    """A call with `check=True` whose command did not end with exit code 0."""
+
+    default_code = "command_failed"
+
+    def __init__(self, command: object = "", result: Any = None) -> None:
+        code = getattr(result, "exit_code", None)
+        super().__init__(f"the command {command!r} ended with exit code {code}")
+        self.command = command
+        self.result = result
+        """The ExecResult, output included."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.command, self.result)
 
 
 class EditConflict(JailError, ValueError):
