@@ -92,104 +92,66 @@ static void value(struct request *q, struct parse *p, struct mp_bytes k)
 {
 	struct mp_reader *r = &p->r;
 
-	switch (k.ptr[0]) {
-	case 'b':
-		if (IS("body"))
-			q->body = mp_read_bool(r);
-		else if (IS("bytes"))
-			q->bytes = mp_read_uint(r);
-		else
-			mp_skip(r);
-		return;
-	case 'c':
-		if (IS("command"))
-			q->argv = texts(p);
-		else if (IS("cwd"))
-			q->cwd = text(p);
-		else if (IS("cpu_ms"))
-			q->cpu_ms = mp_read_uint(r);
-		else if (IS("cap"))
-			q->cap = mp_read_uint(r);
-		else if (IS("credit"))
-			q->n = mp_read_uint(r);
-		else
-			hello_value(q, r, k);
-		return;
-	case 'o':
-		if (IS("op"))
-			q->op = mp_read_bytes(r);
-		else
-			mp_skip(r);
-		return;
-	case 'i':
-		if (IS("id")) {
-			q->id = mp_read_int(r);
-			q->has_id = true;
-		} else
-			mp_skip(r);
-		return;
-	case 't':
-		if (IS("timeout_ms"))
-			q->timeout_ms = mp_read_uint(r);
-		else if (IS("target")) {
-			q->target = mp_read_int(r);
-			q->has_target = true;
-		} else if (IS("tree"))
-			q->tree = mp_read_bool(r);
-		else
-			mp_skip(r);
-		return;
-	case 's':
-		if (IS("status"))
-			q->status = mp_read_bool(r);
-		else if (IS("script"))
-			q->script = mp_read_bool(r);
-		else if (IS("signo"))
-			q->signo = mp_read_int(r);
-		else if (IS("stdin") && mp_peek(r) == MP_BOOL)
-			q->want_stdin = mp_read_bool(r);
-		else
-			hello_value(q, r, k);
-		return;
-	case 'l':
-		if (IS("leftovers")) {
-			struct mp_bytes b = mp_read_bytes(r);
-			q->keep = mp_is(b, "keep");
-			if (!q->keep && !mp_is(b, "kill"))
-				p->err = -EINVAL;
-		} else if (IS("last"))
-			q->last = mp_read_bool(r);
-		else if (IS("listen"))
-			q->listen = nested(r);
-		else
-			hello_value(q, r, k);
-		return;
-	case 'v':
-	case 'w':
-	case 'u':
-		hello_value(q, r, k);
-		return;
-	default:
-		break;
-	}
-	if (IS("env"))
+	/* The keys of an exec first. */
+	if (IS("op"))
+		q->op = mp_read_bytes(r);
+	else if (IS("id")) {
+		q->id = mp_read_int(r);
+		q->has_id = true;
+	} else if (IS("command"))
+		q->argv = texts(p);
+	else if (IS("env"))
 		q->envp = texts(p);
+	else if (IS("cwd"))
+		q->cwd = text(p);
+	else if (IS("timeout_ms"))
+		q->timeout_ms = mp_read_uint(r);
+	else if (IS("leftovers")) {
+		struct mp_bytes b = mp_read_bytes(r);
+		q->keep = mp_is(b, "keep");
+		if (!q->keep && !mp_is(b, "kill"))
+			p->err = -EINVAL;
+	} else if (IS("cpu_ms"))
+		q->cpu_ms = mp_read_uint(r);
+	else if (IS("cap"))
+		q->cap = mp_read_uint(r);
 	else if (IS("merge"))
 		q->merge = mp_read_bool(r);
+	else if (IS("status"))
+		q->status = mp_read_bool(r);
+	else if (IS("script"))
+		q->script = mp_read_bool(r);
+	else if (IS("body"))
+		q->body = mp_read_bool(r);
+	else if (IS("stdin") && mp_peek(r) == MP_BOOL)
+		q->want_stdin = mp_read_bool(r);
+	else if (IS("target")) {
+		q->target = mp_read_int(r);
+		q->has_target = true;
+	} else if (IS("signo"))
+		q->signo = mp_read_int(r);
+	else if (IS("tree"))
+		q->tree = mp_read_bool(r);
+	else if (IS("rows"))
+		q->rows = mp_read_uint(r);
+	else if (IS("cols"))
+		q->cols = mp_read_uint(r);
 	else if (IS("fd"))
 		q->fd = mp_read_int(r);
 	else if (IS("data"))
 		q->data = mp_read_bytes(r);
+	else if (IS("last"))
+		q->last = mp_read_bool(r);
+	else if (IS("bytes"))
+		q->bytes = mp_read_uint(r);
 	else if (IS("path")) {
 		q->path = mp_read_bytes(r);
 		q->has_path = true;
-	} else if (IS("rows"))
-		q->rows = mp_read_uint(r);
-	else if (IS("cols"))
-		q->cols = mp_read_uint(r);
+	} else if (IS("listen"))
+		q->listen = nested(r);
 	else if (IS("port"))
 		q->port = mp_read_uint(r);
-	else if (IS("n"))
+	else if (IS("n") || IS("credit"))
 		q->n = mp_read_uint(r);
 	else
 		hello_value(q, r, k);
