@@ -130,7 +130,9 @@ class BuildWorker(Command):
                 image = self.image(program, arch, commands[arch])
             except SystemExit as error:  # SCAFFOLD: the tree is being written by many
                 print(error, "(skipped)", file=sys.stderr)
-                continue
+                if not path.exists():
+                    continue
+                image = path.read_bytes()
             if not is_static(image):
                 raise SystemExit(
                     f"vectora-jail: {program} for {arch} is not a static 64-bit program: {commands[arch]}"

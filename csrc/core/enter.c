@@ -27,6 +27,16 @@ static int launcher = -1;
 static int late[LATE_MAX]; /* pidfds of children that did not even end when killed (a hung file system) */
 static size_t late_count;
 
+static void enter_after_fork(void)
+{
+	pthread_mutex_init(&lock, NULL);
+}
+
+__attribute__((constructor)) static void enter_register(void)
+{
+	pthread_atfork(NULL, NULL, enter_after_fork);
+}
+
 int vj_set_launcher(int fd)
 {
 	int copy = fcntl(fd, F_DUPFD_CLOEXEC, 3);

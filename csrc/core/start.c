@@ -1,4 +1,4 @@
-/* start.c — the permanent starter thread, and the wait until a jail's worker runs. */
+/* start.c — start bwrap and wait until a jail's worker runs; whatever fails on the way leaves nothing behind. */
 #define _GNU_SOURCE
 #include "start.h"
 
@@ -6,13 +6,11 @@
 #include <fcntl.h>
 #include <limits.h>
 #include <poll.h>
-#include <pthread.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/ioctl.h>
-#include <sys/prctl.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
 #include <time.h>
@@ -20,108 +18,9 @@
 
 #include "child.h"
 #include "kernel.h"
+#include "starter.h"
 
-#define STARTER_STACK (256 * 1024)
 #define READY_STEP_NS 200000 /* how often the program's name is looked at; everything else wakes us at once */
-
-/* ---- the starter thread ---- */
-
-struct job {
-	struct vj_child child;
-	pid_t pid;
-	int pidfd;
-	int result;
-	int done;
-	struct job *next;
-};
-
-static struct {
-	pthread_mutex_t lock;
-	pthread_cond_t work, done;
-	struct job *first, **last;
-	int running, fork_handler;
-} starter = {.lock = PTHREAD_MUTEX_INITIALIZER, .work = PTHREAD_COND_INITIALIZER, .done = PTHREAD_COND_INITIALIZER};
-
-static void *starter_main(void *unused)
-{
-	static _Alignas(16) char stack[VJ_CHILD_STACK]; /* one child at a time: clone waits for its exec */
-
-	prctl(PR_SET_NAME, "vj-starter", 0, 0, 0);
-	pthread_mutex_lock(&starter.lock);
-	for (;;) {
-		while (starter.first == NULL)
-			pthread_cond_wait(&starter.work, &starter.lock);
-		struct job *job = starter.first;
-		starter.first = job->next;
-		if (starter.first == NULL)
-			starter.last = &starter.first;
-		pthread_mutex_unlock(&starter.lock);
-		job->result = vj_child_start(&job->child, stack, &job->pid, &job->pidfd);
-		pthread_mutex_lock(&starter.lock);
-		job->done = 1; /* from here on the job is its owner's stack again */
-		pthread_cond_broadcast(&starter.done);
-	}
-	return unused;
-}
-
-/* In a forked child the thread does not exist and the lock may be held by nobody: begin anew. */
-static void after_fork(void)
-{
-	pthread_mutex_init(&starter.lock, NULL);
-	pthread_cond_init(&starter.work, NULL);
-	pthread_cond_init(&starter.done, NULL);
-	starter.first = NULL;
-	starter.running = 0;
-}
-
-/* Called with the lock held. */
-static int starter_ensure(void)
-{
-	pthread_attr_t attributes;
-	pthread_t thread;
-	sigset_t all, before;
-
-	if (starter.running)
-		return 0;
-	if (!starter.fork_handler) {
-		int err = pthread_atfork(NULL, NULL, after_fork);
-		if (err)
-			return -err;
-		starter.fork_handler = 1;
-	}
-	starter.first = NULL;
-	starter.last = &starter.first;
-	sigfillset(&all);
-	pthread_sigmask(SIG_SETMASK, &all, &before); /* inherited: no handler of the backend ever runs there */
-	pthread_attr_init(&attributes);
-	pthread_attr_setdetachstate(&attributes, PTHREAD_CREATE_DETACHED);
-	pthread_attr_setstacksize(&attributes, STARTER_STACK);
-	int err = pthread_create(&thread, &attributes, starter_main, NULL);
-	pthread_attr_destroy(&attributes);
-	pthread_sigmask(SIG_SETMASK, &before, NULL);
-	starter.running = err == 0;
-	return -err;
-}
-
-static int starter_run(struct job *job)
-{
-	pthread_mutex_lock(&starter.lock);
-	int err = starter_ensure();
-	if (err) {
-		pthread_mutex_unlock(&starter.lock);
-		job->child.stage = VJ_STAGE_THREAD;
-		return err;
-	}
-	job->done = 0;
-	job->next = NULL;
-	*starter.last = job;
-	starter.last = &job->next;
-	pthread_cond_signal(&starter.work);
-	while (!job->done)
-		pthread_cond_wait(&starter.done, &starter.lock);
-	pthread_mutex_unlock(&starter.lock);
-	return job->result;
-}
 
 /* ---- waiting for bwrap ---- */
 
@@ -233,6 +132,33 @@ static pid_t parent_of(pid_t pid)
 	return at && sscanf(at + 1, " %*c %d", &parent) == 1 ? (pid_t)parent : -1;
 }
 
+/* A start that fails now fails for a reason that the builder is about to tell. */
+static int give_last_words(struct watch *w)
+{
+	int64_t limit = vj_now_ms() + 500;
+
+	while (!w->monitor_dead && vj_left_ms(limit) > 0 && vj_left_ms(w->deadline) > 0)
+		pump(w, 50000000);
+	return w->monitor_dead;
+}
+
+/* Is s->pid, held by a pidfd, the monitor's child? 1, 0, or −1: hidden (procfs mounted with hidepid). */
+static int is_child(const struct watch *w, const struct vj_started *s)
+{
+	pid_t parent = parent_of(s->pid);
+
+	return parent == s->monitor_pid ? 1 : parent < 0 && !w->worker_dead ? -1 : 0;
+}
+
+/* The pid is somebody else's: it must not be killed when the start is abandoned. */
+static int not_ours(struct watch *w, struct vj_started *s, int err)
+{
+	w->worker = -1;
+	vj_close(&s->pidfd);
+	s->pidfd = -1;
+	return give_last_words(w) ? ended(w) : fail(w->error, VJ_STAGE_IDENTITY, err);
+}
+
 static int await_pid(struct watch *w, struct vj_started *s)
 {
 	pid_t pid;
@@ -244,48 +170,40 @@ static int await_pid(struct watch *w, struct vj_started *s)
 			return fail(w->error, VJ_STAGE_INFO, ETIMEDOUT);
 		pump(w, INT64_MAX);
 	}
+	/* the pidfd comes first: while it is alive, everything below /proc/PID is of that process */
 	s->pid = pid;
 	s->pidfd = w->worker = vj_pidfd_open(pid);
-	/* the pidfd came first: while it is alive, everything below /proc/PID is of that process */
-	if (s->pidfd < 0 || parent_of(pid) != s->monitor_pid) {
-		int err = s->pidfd < 0 ? -s->pidfd : ESRCH;
-		vj_close(&s->pidfd); /* somebody else's, perhaps: it must not be killed when the start is abandoned */
-		s->pidfd = w->worker = -1;
-		/* a jail builder that fails now takes its child along; give it the time to say why */
-		int64_t limit = vj_now_ms() + 500;
-		while (!w->monitor_dead && vj_left_ms(limit) > 0 && vj_left_ms(w->deadline) > 0)
-			pump(w, 50000000);
-		if (w->monitor_dead)
-			return ended(w);
-		return fail(w->error, VJ_STAGE_IDENTITY, err);
-	}
-	return 0;
+	if (s->pidfd < 0)
+		return not_ours(w, s, -s->pidfd);
+	return is_child(w, s) == 0 ? not_ours(w, s, ESRCH) : 0;
+}
+
+static ssize_t read_name(pid_t pid, char *name, size_t size)
+{
+	char path[40];
+	VJ_CLEANUP_FD int fd = -1;
+
+	snprintf(path, sizeof path, "/proc/%d/comm", (int)pid);
+	fd = open(path, O_RDONLY | O_CLOEXEC);
+	return fd < 0 ? -1 : read(fd, name, size);
 }
 
 /* bwrap tells the pid before it mounts anything. The mounts are complete when its child executes the worker, which
  * shows in the process's name: readable by everybody, while /proc/PID/exe of a bwrap that has dropped its
  * capabilities is closed to an ordinary user. */
-static int await_program(struct watch *w, const struct vj_started *s)
+static int await_program(struct watch *w, struct vj_started *s)
 {
-	char path[40], before[32], now[32];
-	VJ_CLEANUP_FD int fd = -1;
-	VJ_CLEANUP_FD int builder = -1;
+	char builder[32], now[32];
+	ssize_t len = read_name(s->monitor_pid, builder, sizeof builder);
 
-	snprintf(path, sizeof path, "/proc/%d/comm", (int)s->monitor_pid);
-	builder = open(path, O_RDONLY | O_CLOEXEC);
-	ssize_t len = builder < 0 ? -1 : pread(builder, before, sizeof before, 0);
-	snprintf(path, sizeof path, "/proc/%d/comm", (int)s->pid);
-	fd = open(path, O_RDONLY | O_CLOEXEC);
 	for (;;) {
-		if (w->monitor_dead || w->worker_dead || fd < 0 || len <= 0) {
-			int64_t limit = vj_now_ms() + 500;
-			while (!w->monitor_dead && vj_left_ms(limit) > 0)
-				pump(w, 50000000);
+		if (w->monitor_dead || w->worker_dead || len <= 0) {
+			give_last_words(w);
 			return ended(w);
 		}
-		ssize_t n = pread(fd, now, sizeof now, 0);
-		if (n > 0 && (n != len || memcmp(now, before, (size_t)n)))
-			return 0;
+		ssize_t n = read_name(s->pid, now, sizeof now);
+		if (n > 0 && (n != len || memcmp(now, builder, (size_t)n)))
+			return is_child(w, s) == 1 ? 0 : not_ours(w, s, ESRCH);
 		if (vj_left_ms(w->deadline) == 0)
 			return fail(w->error, VJ_STAGE_READY, ETIMEDOUT);
 		pump(w, READY_STEP_NS);
@@ -404,23 +322,21 @@ static int run(const struct vj_start_request *r, struct vj_started *s, struct vj
 	if (fcntl(err_r, F_SETFL, O_NONBLOCK) != 0 || (info_r >= 0 && fcntl(info_r, F_SETFL, O_NONBLOCK) != 0))
 		return fail(error, VJ_STAGE_PREPARE, errno);
 
-	struct job job = {.child = {.path = r->path,
-				    .exec_fd = r->exec_fd,
-				    .argv = r->argv,
-				    .dups = layout.dups,
-				    .ndups = layout.n,
-				    .scratch = layout.scratch,
-				    .new_session = 1}};
-	int err = starter_run(&job);
+	struct vj_child child = {.path = r->path,
+				 .exec_fd = r->exec_fd,
+				 .argv = r->argv,
+				 .dups = layout.dups,
+				 .ndups = layout.n,
+				 .scratch = layout.scratch,
+				 .new_session = 1};
+	int err = vj_starter_run(&child, &s->monitor_pid, &s->monitor_fd);
 	if (err)
-		return fail(error, job.child.stage, err);
-	s->monitor_pid = job.pid;
-	s->monitor_fd = job.pidfd;
+		return fail(error, child.stage, err);
 	vj_close(&err_w);
 	vj_close(&info_w);
 	if (!r->args) {
-		s->pid = job.pid;
-		s->pidfd = fcntl(job.pidfd, F_DUPFD_CLOEXEC, 0);
+		s->pid = s->monitor_pid;
+		s->pidfd = fcntl(s->monitor_fd, F_DUPFD_CLOEXEC, 0);
 		return s->pidfd < 0 ? fail(error, VJ_STAGE_PREPARE, errno) : 0;
 	}
 	struct watch w = {.info = info_r,

@@ -238,9 +238,10 @@ def test_later_mounts_of_the_host_stay_outside(tmp_path, private):
     assert done.stdout.strip() == ("[[], []]" if private else "[['secret'], ['secret']]")
 
 
-def test_the_jails_own_limits_are_lowered(jail, ws):
-    """Assert that sysctls of the user namespace bind the jail, and cannot be raised again from inside."""
-    agent = jail()
+@pytest.mark.parametrize("options", [(), (b"--disable-userns",)])
+def test_the_jails_own_limits_are_lowered(jail, ws, options):
+    """Assert that sysctls of the owning user namespace bind the jail, nested or not, and cannot be raised inside."""
+    agent = jail(options=options)
     ops = [["sysctl", "user/max_inotify_instances", 16], ["sysctl", "user/max_user_namespaces", "0"]]
     assert agent.enter(*ops, ["ro", "/proc/sys"]) == [0, 0, 0]
     code = """

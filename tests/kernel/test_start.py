@@ -161,6 +161,13 @@ def test_an_unknown_option_is_an_error(jail, clean):
     assert caught.value.code == "bwrap"
 
 
+def test_a_worker_that_cannot_be_executed_is_named(jail, clean):
+    """Assert that an exec that fails after all mounts were made is told apart from the mounts."""
+    with pytest.raises(WorkerSpawnError, match="execvp") as caught:
+        jail(options=[b"--tmpfs", b"/usr"])
+    assert (caught.value.code, caught.value.layer) == ("worker_exec", "worker")
+
+
 def test_a_missing_bwrap_is_an_error(jail, clean, tmp_path):
     """Assert that exec's own errno comes back and names the remedy."""
     with pytest.raises(WorkerSpawnError) as caught:
