@@ -277,6 +277,13 @@ static uint8_t *room(struct mp_writer *w, size_t n)
 	return p;
 }
 
+void mp_put(struct mp_writer *w, const void *p, size_t n)
+{
+	uint8_t *to = room(w, n);
+	if (to && n)
+		memcpy(to, p, n);
+}
+
 /* A tag, a big-endian number of `width` bytes (0 to 8), and room for `body` bytes, which is returned: the header
  * and its body are written together or not at all. */
 static uint8_t *head(struct mp_writer *w, unsigned t, unsigned width, uint64_t v, size_t body)

@@ -59,6 +59,7 @@ void mp_write_strn(struct mp_writer *w, const char *text, size_t len);
 void mp_write_bin(struct mp_writer *w, const void *p, size_t len);
 void mp_write_array(struct mp_writer *w, uint32_t n);
 void mp_write_map(struct mp_writer *w, uint32_t n);
+void mp_put(struct mp_writer *w, const void *p, size_t n); /* bytes as they are: values written before, or text */
 /* Room for a bin of at most `max` ≤ 65535 bytes that the caller fills in place (NULL when it does not fit), and the
  * call that says how many bytes it became; nothing else may be written between the two. */
 uint8_t *mp_bin_begin(struct mp_writer *w, size_t max);
