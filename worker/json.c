@@ -115,7 +115,7 @@ static void escape(struct json *j)
 		put_byte(j->w, c);
 	} else {
 		unsigned n = c < 0x800 ? 1 : c < 0x10000 ? 2 : 3; /* continuation bytes */
-		put_byte(j->w, (0xf00u >> n & 0xff) | c >> (6 * n));
+		put_byte(j->w, (0xff80u >> n & 0xff) | c >> (6 * n));
 		while (n--)
 			put_byte(j->w, 0x80 | (c >> (6 * n) & 0x3f));
 	}
