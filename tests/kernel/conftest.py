@@ -1,4 +1,4 @@
-"""A jail without the library above the shim: bwrap's skeleton and, as its pid 1, a Python that runs what it is sent."""
+"""A jail without the library above the shim: bwrap's skeleton and, as its pid 1, an obedient Python."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ native = pytest.importorskip("vectora_jail._native", reason="the shim is not bui
 
 BWRAP = b"/usr/bin/bwrap"
 PYTHON = "/usr/bin/python3"
-# Reads Python source from its socket, answers with the repr of `out` or the exception; what a command could do.
+# Reads Python source from its socket, answers with the repr of `out` or of the exception.
 AGENT = """
 import os, socket, sys
 s = socket.socket(fileno=3)
@@ -36,7 +36,9 @@ NAMESPACES = (
 class Agent:
     """A started jail and the socket to the Python inside it."""
 
-    def __init__(self, workspace: Path, *, options=(), extra_fds=(), stage=None, bwrap=BWRAP, deadline_s=10.0):
+    def __init__(
+        self, workspace: Path, *, options=(), extra_fds=(), stage=None, bwrap=BWRAP, deadline_s=10.0
+    ):
         self.workspace = workspace
         self.closed = False
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -69,7 +71,7 @@ class Agent:
     def run(self, code: str):
         """Execute code inside; the value of its variable `out`, or {"errno": n}."""
         self.socket.send(code.encode())
-        return eval(self.socket.recv(200000), {})  # noqa: PGH001 — our own agent in a test
+        return eval(self.socket.recv(200000), {})
 
     def enter(self, *ops):
         """Apply ops; one errno each."""
@@ -89,7 +91,7 @@ class Agent:
 
 @pytest.fixture
 def jail(tmp_path):
-    """Return a factory of jails with tmp_path/ws (or another folder) as workspace; all are ended afterwards."""
+    """Return a factory of jails on tmp_path/ws (or another folder); all are ended afterwards."""
     if not os.access(BWRAP, os.X_OK) or not os.access(PYTHON, os.X_OK):
         pytest.skip("needs /usr/bin/bwrap and /usr/bin/python3")
     agents = []

@@ -36,7 +36,8 @@ spec.loader.exec_module(module)
 work = pathlib.Path({workspace!r})
 for name in ("ro/sub", "rw/sub"):
     (work / name).mkdir(parents=True)
-grants = [b"--ro-bind", bytes(work / "ro"), bytes(work / "ro"), b"--bind", bytes(work / "rw"), bytes(work / "rw")]
+grants = [b"--ro-bind", bytes(work / "ro"), bytes(work / "ro")]
+grants += [b"--bind", bytes(work / "rw"), bytes(work / "rw")]
 agent = module.Agent(work, options=grants)
 if {private}:
     assert agent.enter(["private"]) == [0]
@@ -65,7 +66,7 @@ def ws(tmp_path):
 
 
 def test_a_cover_hides_file_and_directory(jail, ws):
-    """Assert that what was readable before shows the empty cover, which cannot be written, renamed or removed."""
+    """Assert that what was readable shows the empty cover, which cannot be written, renamed or removed."""
     agent = jail()
     env, sec = str(ws / ".env"), str(ws / "sec")
     assert agent.run(READ.format(env)) == "SECRET-1"
@@ -196,7 +197,7 @@ def test_a_protection_inside_a_pin(jail, ws):
 
 
 def test_kernel_settings_cannot_be_written(jail, ws):
-    """Assert that /proc/sys is read-only for every jail; uid 0 without capabilities could write the host's before."""
+    """Assert that /proc/sys is read-only; uid 0 without capabilities could write the host's before."""
     agent = jail()
     write = """
 value = open("/proc/sys/kernel/core_pattern").read()
@@ -225,7 +226,7 @@ def test_kernel_memory_can_be_covered(jail, ws):
 @pytest.mark.root
 @pytest.mark.parametrize("private", [False, True])
 def test_later_mounts_of_the_host_stay_outside(tmp_path, private):
-    """Assert that a mount that the host makes later shows up in a jail with a slave tree and not in a private one."""
+    """Assert that a mount of the host made later shows in a jail with a slave tree, not in a private one."""
     (tmp_path / "ws").mkdir()
     conftest = os.path.join(os.path.dirname(__file__), "conftest.py")
     code = SHARED_MOUNTS.format(
@@ -240,7 +241,7 @@ def test_later_mounts_of_the_host_stay_outside(tmp_path, private):
 
 @pytest.mark.parametrize("options", [(), (b"--disable-userns",)])
 def test_the_jails_own_limits_are_lowered(jail, ws, options):
-    """Assert that sysctls of the owning user namespace bind the jail, nested or not, and cannot be raised inside."""
+    """Assert that sysctls of the owning user namespace bind the jail, nested or not, and stay."""
     agent = jail(options=options)
     ops = [["sysctl", "user/max_inotify_instances", 16], ["sysctl", "user/max_user_namespaces", "0"]]
     assert agent.enter(*ops, ["ro", "/proc/sys"]) == [0, 0, 0]
@@ -281,7 +282,9 @@ def test_one_bad_op_stops_no_other(jail, ws):
     assert agent.run(READ.format(path)) == ""
 
 
-@pytest.mark.parametrize("ops", [b"", b"\xc1", b"\x92\x91\xa1x", b"\x90\x90", b"\x80", b"\xdd\xff\xff\xff\xff"])
+@pytest.mark.parametrize(
+    "ops", [b"", b"\xc1", b"\x92\x91\xa1x", b"\x90\x90", b"\x80", b"\xdd\xff\xff\xff\xff"]
+)
 def test_a_malformed_list_does_nothing(jail, ws, ops):
     """Assert that bytes that are no list of ops are an error of the whole call, or an empty list."""
     agent = jail()
@@ -329,7 +332,7 @@ def test_the_deadline_ends_it(jail, ws):
 
 
 def test_entering_does_not_make_the_backend_undumpable(jail, ws):
-    """Assert that the backend's own memory keeps its dumpable state: identity changes happen in another program."""
+    """Assert that the backend keeps its dumpable state: identities change in another program."""
     before = os.stat("/proc/self/stat").st_uid
     agent = jail()
     agent.enter(["private"])

@@ -202,7 +202,7 @@ def test_a_bwrap_that_stops_between_pid_and_worker_is_killed(jail, clean):
 @pytest.mark.parametrize("pid", ["1", "$$", "$PPID", "999999"])
 def test_a_pid_that_is_not_its_child_is_refused(jail, clean, tmp_path, pid):
     """Assert that the pid of another process is never taken for the worker."""
-    builder = script(tmp_path, f'printf \'{{"child-pid": %s\\n}}\\n\' {pid} >&5\nsleep 30')
+    builder = script(tmp_path, f"printf '{{\"child-pid\": %s\\n}}\\n' {pid} >&5\nsleep 30")
     with pytest.raises(WorkerSpawnError) as caught:
         jail(bwrap=builder, deadline_s=3)
     assert caught.value.stage == "identity of the worker"

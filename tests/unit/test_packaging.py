@@ -76,7 +76,10 @@ def test_an_image_is_sealed_and_fresh():
         assert os.fstat(first).st_ino == os.fstat(second).st_ino
         with pytest.raises(OSError, match="Operation not permitted"):
             os.truncate(f"/proc/self/fd/{first}", 0)
-        with pytest.raises(OSError, match="Operation not permitted"), open(f"/proc/self/fd/{first}", "r+b") as file:
+        with (
+            pytest.raises(OSError, match="Operation not permitted"),
+            open(f"/proc/self/fd/{first}", "r+b") as file,
+        ):
             file.write(b"x")
             file.flush()
     finally:
@@ -105,9 +108,19 @@ def test_a_changed_program_is_refused(tmp_path, monkeypatch):
 
 
 def test_sources_of_binds_are_found_by_counting(tmp_path):
-    """Assert that only sources are staged: not a value that looks like an option, and not what may be missing."""
+    """Assert that only sources are staged, not a value that looks like an option or what may be missing."""
     here = bytes(tmp_path)
-    args = [b"--setenv", b"--bind", b"x", b"--clearenv", b"--ro-bind", here, b"/a", b"--ro-bind-try", here + b"/no"]
+    args = [
+        b"--setenv",
+        b"--bind",
+        b"x",
+        b"--clearenv",
+        b"--ro-bind",
+        here,
+        b"/a",
+        b"--ro-bind-try",
+        here + b"/no",
+    ]
     args += [b"/b", b"--size", b"5", b"--tmpfs", b"/t", b"--bind", here, b"/c"]
     out, fds = native.stage_sources(args)
     try:
@@ -147,7 +160,7 @@ def test_a_dynamic_program_is_noticed():
 
 @in_tree
 def test_the_environment_chooses_the_compiler(monkeypatch):
-    """Assert the order: VJ_ZIG for both architectures, VJ_WORKER_CC, musl-gcc, and one line when there is none."""
+    """Assert the order: VJ_ZIG (both architectures), VJ_WORKER_CC, musl-gcc, else one line of advice."""
     setup = load_setup()
     for name in ("VJ_ZIG", "VJ_WORKER_CC", "CC"):
         monkeypatch.delenv(name, raising=False)
@@ -159,13 +172,21 @@ def test_the_environment_chooses_the_compiler(monkeypatch):
     monkeypatch.setenv("VJ_WORKER_CC", "clang -static")
     assert setup.compilers() == {ARCH: ["clang", "-static"]}
     monkeypatch.setenv("VJ_ZIG", "/a/python -m ziglang")
-    assert setup.compilers()["aarch64"] == ["/a/python", "-m", "ziglang", "cc", "-target", "aarch64-linux-musl"]
+    assert setup.compilers()["aarch64"] == [
+        "/a/python",
+        "-m",
+        "ziglang",
+        "cc",
+        "-target",
+        "aarch64-linux-musl",
+    ]
 
 
 @in_tree
 @pytest.mark.slow
+@pytest.mark.timeout(240)
 def test_the_wheel_carries_both_programs(tmp_path):
-    """Assert that a wheel from the sources has static programs with run bits, the abi3 tag and matching hashes."""
+    """Assert that a wheel has static programs with run bits, the abi3 tag and matching hashes."""
     pytest.importorskip("build", reason="the build package is not installed")
     done = subprocess.run(
         [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", tmp_path, "."],
@@ -195,8 +216,9 @@ def test_the_wheel_carries_both_programs(tmp_path):
 
 @in_tree
 @pytest.mark.slow
+@pytest.mark.timeout(240)
 def test_an_in_tree_build_keeps_shim_and_programs_a_pair(tmp_path):
-    """Assert that after an edit of the worker `build_ext --inplace` renews the program and the shim's hash."""
+    """Assert that `build_ext --inplace` after an edit renews the program and the shim's hash."""
     tree = copy_sources(tmp_path / "tree")
     command = [sys.executable, "setup.py", "-q", "build_ext", "--inplace"]
     subprocess.run(command, cwd=tree, capture_output=True, timeout=110, check=True)
@@ -206,9 +228,10 @@ def test_an_in_tree_build_keeps_shim_and_programs_a_pair(tmp_path):
     main.write_text(main.read_text().replace("vectora-jail-worker ", "vectora-jail-worker  "))
     subprocess.run(command, cwd=tree, capture_output=True, timeout=110, check=True)
     assert name.read_bytes() != before
-    assert hashlib.sha256(name.read_bytes()).hexdigest().encode() in (
-        tree / "vectora_jail" / "_shim.abi3.so"
-    ).read_bytes()
+    assert (
+        hashlib.sha256(name.read_bytes()).hexdigest().encode()
+        in (tree / "vectora_jail" / "_shim.abi3.so").read_bytes()
+    )
 
 
 def copy_sources(target: Path) -> Path:
