@@ -345,9 +345,11 @@ static int run(const struct vj_start_request *r, struct vj_started *s, struct vj
 			  .worker = -1,
 			  .deadline = vj_now_ms() + r->deadline_ms,
 			  .error = error};
+	err_r = info_r = -1; /* the watch has them now, and closes each at its end-of-file */
 	if ((err = await_pid(&w, s)) == 0 && (err = await_program(&w, s)) == 0)
 		err = open_namespaces(&w, s);
-	err_r = w.err, info_r = w.info; /* closed already when they ended */
+	vj_close(&w.err);
+	vj_close(&w.info);
 	return err;
 }
 
