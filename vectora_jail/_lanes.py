@@ -155,6 +155,11 @@ class Lane:
         lib.vj_call_drop(self._c, which)
         return data
 
+    def rearm(self) -> None:
+        """Expect one more reply to the same request (the end of a process that was started)."""
+        self._c.reply_len = 0
+        self._c.busy = 1
+
     @property
     def busy(self) -> bool:
         """Whether a request is under way."""

@@ -6,6 +6,7 @@ and a waiter that blocks in C; the async face awaits the same coroutine with a w
 
 from __future__ import annotations
 
+import select
 import threading
 import time
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
@@ -27,11 +28,18 @@ MAX_SLICE_MS = 500
 class Waiter(Protocol):
     """Everything the core may wait for."""
 
+    @property
+    def blocking(self) -> bool:
+        """Whether waiting blocks the thread, so that a call may wait in C at once."""
+
     async def next(self, lane: Lane, timeout: float | None) -> int:
         """Wait until something happened on the lane (`DONE`, `DATA`, `NEED_INPUT`) or `timeout` s passed (`PENDING`)."""
 
     async def readable(self, fd: int, timeout: float | None) -> bool:
         """Wait until `fd` is readable; False after `timeout` seconds."""
+
+    async def writable(self, fd: int, timeout: float | None) -> bool:
+        """Wait until `fd` takes more; False after `timeout` seconds."""
 
     async def run(self, function: Callable[[], T]) -> T:
         """Run something that blocks for milliseconds."""
@@ -75,20 +83,26 @@ class _ThreadLock:
         self._lock.release()
 
 
+def _poll(fd: int, events: int, timeout: float | None) -> bool:
+    poll = select.poll()
+    poll.register(fd, events)
+    return bool(poll.poll(None if timeout is None else max(0.0, timeout * 1000)))
+
+
 class SyncWaiter:
     """Blocks the calling thread, in C and without the GIL."""
 
     __slots__ = ()
+    blocking = True
 
     async def next(self, lane: Lane, timeout: float | None) -> int:
         return lane.wait(MAX_SLICE_MS if timeout is None else min(MAX_SLICE_MS, max(0, int(timeout * 1000 + 0.999))))
 
     async def readable(self, fd: int, timeout: float | None) -> bool:
-        import select
+        return _poll(fd, select.POLLIN, timeout)
 
-        poll = select.poll()
-        poll.register(fd, select.POLLIN)
-        return bool(poll.poll(None if timeout is None else max(0, timeout * 1000)))
+    async def writable(self, fd: int, timeout: float | None) -> bool:
+        return _poll(fd, select.POLLOUT, timeout)
 
     async def run(self, function: Callable[[], T]) -> T:
         return function()
@@ -104,6 +118,7 @@ class AsyncWaiter:
     """Suspends the running task; descriptors are watched by the loop, nothing runs in a thread but starts."""
 
     __slots__ = ("_loop",)
+    blocking = False
 
     def __init__(self) -> None:
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -130,6 +145,14 @@ class AsyncWaiter:
 
     async def readable(self, fd: int, timeout: float | None) -> bool:
         loop = self.loop()
+        return await self._watch(fd, timeout, loop.add_reader, loop.remove_reader)
+
+    async def writable(self, fd: int, timeout: float | None) -> bool:
+        loop = self.loop()
+        return await self._watch(fd, timeout, loop.add_writer, loop.remove_writer)
+
+    async def _watch(self, fd: int, timeout: float | None, add: Any, remove: Any) -> bool:
+        loop = self.loop()
         future: asyncio.Future[bool] = loop.create_future()
 
         def ready(value: bool) -> None:
@@ -138,12 +161,12 @@ class AsyncWaiter:
 
         # The descriptor is taken off the loop before anybody may close it: a closed and re-used number would never
         # wake the loop again.
-        loop.add_reader(fd, ready, True)
+        add(fd, ready, True)
         timer = loop.call_later(max(0.0, timeout), ready, False) if timeout is not None else None
         try:
             return await future
         finally:
-            loop.remove_reader(fd)
+            remove(fd)
             if timer is not None:
                 timer.cancel()
 

@@ -6,7 +6,7 @@ import os
 import stat as stat_module
 from dataclasses import dataclass, field
 
-__all__ = ["Chunk", "DirEntry", "ExecResult", "FileStat", "JailReport", "Usage", "Violation"]
+__all__ = ["Chunk", "DirEntry", "ExecResult", "FileStat", "Hazard", "JailReport", "Usage", "Violation"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,6 +167,14 @@ class DirEntry:
 
 
 @dataclass(frozen=True, slots=True)
+class Hazard:
+    """Something that the jail cannot change and a person should know."""
+
+    kind: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
 class JailReport:
     """What is really enforced in a running jail."""
 
@@ -179,13 +187,12 @@ class JailReport:
     masked_by_history: tuple[str, ...] = ()
     """Covered objects that the host has renamed since."""
     protected: tuple[str, ...] = ()
-    hazards: tuple[object, ...] = ()
+    hazards: tuple[Hazard, ...] = ()
     dropped_env: tuple[str, ...] = ()
     policy_digest: str = ""
     proof: str = ""
     """`full`, `status`, `self` or `remote`: who has verified the walls, and how far."""
     pid: int | None = None
-    warnings: tuple[str, ...] = ()
 
     @property
     def degraded(self) -> list[object]:

@@ -1,0 +1,320 @@
+"""The jail itself: the coroutine core that both faces share (`jail.py` has the faces).
+
+Nothing here blocks or suspends except through the waiter it was given.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from typing import TYPE_CHECKING, Any, Final
+
+from . import _lanes, wire
+from ._command import command_fields, describe, environment_list, path_bytes, stdin_source, timeout_ms
+from ._lanes import CAPTURE_ERR, CAPTURE_OUT, DATA, DONE, FEED, MERGE, NEED_INPUT, ChannelClosed
+from ._native import sealed_memfd
+from .errors import CommandFailed, WorkerDiedError
+from .results import ExecResult, Usage, Violation
+
+if TYPE_CHECKING:
+    from ._command import Command, Environment, Path
+    from ._lanes import Lane
+    from ._life import JailLife
+    from ._waiting import Waiter
+    from .worker import Worker
+
+MAX_OUTPUT: Final = 16 * 1024 * 1024
+"""Bytes kept of each stream unless the caller says otherwise."""
+FEED_CHUNK: Final = 256 * 1024
+STREAM: Final = _lanes.STREAM
+
+
+class Prepared:
+    """An exec-like request that is ready to be sent, with the descriptors it needs until then."""
+
+    __slots__ = ("argv", "cwd", "fds", "message", "opened", "seconds", "stdin_bytes", "stdin_iter")
+
+    def __init__(self) -> None:
+        self.argv: list[bytes] = []
+        self.cwd = b""
+        self.message: dict[str, Any] = {}
+        self.fds = [-1, -1, -1, -1]
+        self.opened: list[int] = []
+        self.seconds: float | None = None
+        self.stdin_bytes: bytes | None = None
+        self.stdin_iter: Any = None
+
+    def close(self) -> None:
+        """Close what was opened for the request; the worker has its own copies."""
+        for fd in self.opened:
+            os.close(fd)
+        self.opened.clear()
+
+
+def usage_of(reply: dict[str, Any]) -> Usage:
+    """Read the usage map of a reply."""
+    raw = reply.get("usage")
+    if type(raw) is not dict:
+        return Usage()
+    integer = wire.integer
+    return Usage(
+        wall=integer(raw, "wall_us") / 1e6,
+        user=integer(raw, "user_us") / 1e6,
+        system=integer(raw, "sys_us") / 1e6,
+        max_rss=integer(raw, "max_rss"),
+        read=integer(raw, "read"),
+        written=integer(raw, "written"),
+        processes=integer(raw, "procs"),
+    )
+
+
+def violations_of(reply: dict[str, Any]) -> tuple[Violation, ...]:
+    """Read the violations of a reply; at most 64 are kept."""
+    raw = reply.get("violations")
+    if not raw:
+        return ()
+    if type(raw) is not list or not all(type(item) is dict for item in raw):
+        msg = "the worker sent violations that are no list of maps"
+        raise wire.ProtocolError(msg)
+    out = []
+    for item in raw[:64]:
+        what = wire.text(item, "what")
+        kind = wire.text(item, "kind")
+        limited = "limit" in item
+        hint = {"memory": "memory_mb", "pids": "pids", "disk": "disk_mb", "cpu": "cpu_s", "wall": "wall_s"}.get(what)
+        out.append(
+            Violation(
+                kind,
+                what,
+                limit=wire.integer(item, "limit") if limited else None,
+                observed=wire.integer(item, "observed") if "observed" in item else None,
+                rule=f"limits.{hint}" if hint else "",
+                hint=f"raise {hint} in [sandbox.limits]" if hint else "",
+            )
+        )
+    return tuple(out)
+
+
+def result_of(reply: dict[str, Any], argv: list[bytes], cwd: bytes) -> ExecResult:
+    """Turn the reply to an exec into a result.
+
+    Raises:
+        OSError: the command never started because of its directory or its size (chdir(2), execve(2)).
+    """
+    exec_errno = wire.integer(reply, "exec_errno", 0, 4095)
+    stderr = b""
+    if exec_errno:
+        if wire.text(reply, "stage") == "cwd":
+            raise OSError(exec_errno, os.strerror(exec_errno), os.fsdecode(cwd))
+        if exec_errno == errno.E2BIG:
+            raise OSError(exec_errno, "the arguments and the environment are larger than the kernel takes")
+        if exec_errno in (errno.EAGAIN, errno.ENOMEM, errno.EMFILE):
+            raise OSError(exec_errno, f"the jail cannot start another command: {os.strerror(exec_errno)}")
+        stderr = f"vectora-jail: {describe(argv)}: {os.strerror(exec_errno)}\n".encode("utf-8", "surrogateescape")
+    return ExecResult(
+        exit_code=wire.integer(reply, "exit_code", 0, 255),
+        stderr=stderr,
+        timed_out=wire.flag(reply, "timed_out"),
+        signal=wire.integer(reply, "signal", 0, 64),
+        usage=usage_of(reply),
+        violations=violations_of(reply),
+        leftovers_killed=wire.integer(reply, "leftovers"),
+    )
+
+
+class Commands:
+    """Commands of one jail: exec, and what stream, spawn and terminal share with it."""
+
+    def __init__(self, life: JailLife, waiter: Waiter) -> None:
+        self.life = life
+        self.waiter = waiter
+
+    def prepare(
+        self,
+        worker: Worker,
+        op: str,
+        command: Command,
+        *,
+        cwd: Path | None,
+        env: Environment | None,
+        stdin: Any = None,
+        timeout: float | None = None,
+        leftovers: str = "kill",
+        merge: bool = False,
+        limit_time: bool = True,
+    ) -> Prepared:
+        """Check a caller's arguments and make the request."""
+        prepared = Prepared()
+        argv, script = command_fields(command)
+        message = prepared.message
+        message["op"] = op
+        message["id"] = worker.next_id()
+        message["command"] = argv
+        prepared.argv = argv
+        plan = worker.running.plan
+        if cwd is not None:
+            prepared.cwd = message["cwd"] = path_bytes(cwd, "cwd")
+        if env:
+            message["env"] = environment_list(plan.env, env)
+        if limit_time:
+            milliseconds = timeout_ms(timeout, plan.wall_s)
+            if milliseconds:
+                message["timeout_ms"] = milliseconds
+                prepared.seconds = milliseconds / 1000
+            if plan.cpu_s:
+                message["cpu_ms"] = int(plan.cpu_s * 1000)
+        if leftovers == "keep":
+            message["leftovers"] = "keep"
+        elif leftovers != "kill":
+            msg = f'leftovers is "kill" or "keep", not {leftovers!r}'
+            raise ValueError(msg)
+        if merge:
+            message["merge"] = True
+        try:
+            if script is not None:
+                message["script"] = True
+                prepared.fds[3] = sealed_memfd("vectora-jail-script", script)
+                prepared.opened.append(prepared.fds[3])
+                os.lseek(prepared.fds[3], 0, os.SEEK_SET)
+            prepared.fds[0], prepared.stdin_bytes, prepared.stdin_iter = stdin_source(stdin)
+        except BaseException:
+            prepared.close()
+            raise
+        return prepared
+
+    def send(self, worker: Worker, lane: Lane, prepared: Prepared, flags: int, cap: int) -> None:
+        """Send a prepared request; its descriptors are closed here."""
+        try:
+            data, body = worker.packed(prepared.message)
+            if body >= 0:
+                prepared.opened.append(body)
+                if prepared.fds[3] >= 0:
+                    raise OSError(errno.E2BIG, "a long script and a large environment do not fit one request")
+                prepared.fds[3] = body
+            if prepared.stdin_bytes is not None or prepared.stdin_iter is not None:
+                flags |= FEED
+            lane.exec(data, tuple(prepared.fds), flags, cap, worker.running.owner)  # type: ignore[arg-type]
+        except ChannelClosed as exc:
+            raise worker.died(exc.reason, outcome="not_started") from None
+        except _lanes.DescriptorQuota:
+            raise worker.quota() from None
+        finally:
+            prepared.close()
+
+    async def feed(self, lane: Lane, prepared: Prepared) -> None:
+        """Give the command the next piece of its input."""
+        if prepared.stdin_bytes is not None:
+            data, prepared.stdin_bytes = prepared.stdin_bytes, None
+            lane.feed(data, last=prepared.stdin_iter is None)
+            return
+        if prepared.stdin_iter is None:
+            lane.feed(b"", last=True)
+            return
+        try:
+            if hasattr(prepared.stdin_iter, "__anext__"):
+                piece = await prepared.stdin_iter.__anext__()
+            else:
+                piece = next(prepared.stdin_iter)
+        except (StopIteration, StopAsyncIteration):
+            lane.feed(b"", last=True)
+            return
+        if isinstance(piece, str):
+            piece = piece.encode("utf-8", "surrogateescape")
+        lane.feed(bytes(piece), last=False)
+
+    async def wait(self, worker: Worker, lane: Lane, prepared: Prepared, deadline: float | None) -> int:
+        """Wait until the call ended (`DONE`) or wrote something (`DATA`, streams only)."""
+        unhealthy = 0
+        while True:
+            rc = await self.waiter.next(lane, None if deadline is None else deadline - _now())
+            if rc in (DONE, DATA):
+                return rc
+            if rc == NEED_INPUT:
+                await self.feed(lane, prepared)
+                continue
+            if deadline is not None and _now() >= deadline:
+                raise worker.died("it did not end the call in time", kill=True)
+            health = worker.running.health()
+            unhealthy = unhealthy + 1 if health else 0
+            if unhealthy > 1 or (health and health != "stopped by a signal"):
+                raise worker.died(health, kill=True)
+
+    async def exec(
+        self,
+        command: Command,
+        *,
+        cwd: Path | None = None,
+        env: Environment | None = None,
+        stdin: Any = None,
+        timeout: float | None = None,
+        max_output: int = MAX_OUTPUT,
+        merge_stderr: bool = False,
+        leftovers: str = "kill",
+        check: bool = False,
+    ) -> ExecResult:
+        """Run a command in the jail and return how it ended.
+
+        Args:
+            command: A string, run by `sh -c` as written, or a sequence of arguments, run as it is.
+            cwd: Directory inside the jail; relative to the workspace. Default: the workspace.
+            env: Changes to the jail's environment for this call; None as a value removes the name.
+            stdin: bytes, str, a descriptor, a file, or an iterable of bytes. Default: `/dev/null`.
+            timeout: Seconds; can only lower the policy's `wall_s`. At the end of it the command's whole tree is
+                killed, `timed_out` is set and the output so far is kept.
+            max_output: Bytes kept of each stream: the first and the last half of it when there is more.
+            merge_stderr: Put stderr into stdout, in the order of the writes.
+            leftovers: `"kill"` ends what the command left running, `"keep"` lets it live until the jail closes.
+            check: Raise CommandFailed unless the command ended with 0.
+
+        Raises:
+            OSError: the directory does not exist, the arguments are too large. WorkerSpawnError, WorkerDiedError,
+            PolicyError: there is no jail. ValueError, TypeError: the call makes no sense.
+        """
+        if max_output < 1:
+            msg = f"max_output must be at least 1, not {max_output}"
+            raise ValueError(msg)
+        worker = await self.life.ready()
+        prepared = self.prepare(
+            worker, "exec", command, cwd=cwd, env=env, stdin=stdin, timeout=timeout, leftovers=leftovers
+        )
+        flags = CAPTURE_OUT | MERGE if merge_stderr else CAPTURE_OUT | CAPTURE_ERR
+        number = prepared.message["id"]
+        worker.calls.add(number)
+        try:
+            lane = worker.borrow()
+            try:
+                self.send(worker, lane, prepared, flags, max_output)
+                deadline = None if prepared.seconds is None else _now() + prepared.seconds + 2.0
+                await self.wait(worker, lane, prepared, deadline)
+                reply = wire.decode(lane.reply())
+                wire.expect_id(reply, number)
+                result = result_of(reply, prepared.argv, prepared.cwd)
+            except (ChannelClosed, wire.ProtocolError) as exc:
+                lane.close()
+                raise worker.died(str(exc)) from None
+            except WorkerDiedError:
+                lane.close()
+                raise
+            except BaseException:
+                if lane.busy:
+                    await worker.cancel(self.waiter, lane, number)
+                raise
+            else:
+                result.stdout, result.dropped_stdout = lane.output(0)
+                kept, result.dropped_stderr = lane.output(1)
+                result.stderr = kept + result.stderr
+            finally:
+                if lane.fd >= 0:
+                    worker.give_back(lane)
+        finally:
+            worker.calls.discard(number)
+            self.life.touch()
+        if check and result.exit_code:
+            raise CommandFailed(command, result)
+        return result
+
+
+def _now() -> float:
+    import time
+
+    return time.monotonic()

@@ -1,0 +1,73 @@
+"""The watched tree of one workspace: masks, protections and git, through the shim (`csrc/core/treewatch.h`)."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any
+
+import msgpack
+
+from vectora_jail._native import register_launcher
+from vectora_jail._shim import ffi, lib
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+__all__ = ["Tree"]
+
+
+def _check(rc: int) -> int:
+    if rc < 0:
+        raise OSError(-rc, os.strerror(-rc))
+    return rc
+
+
+class Tree:
+    """What the host knows about a workspace's granted directories; freed by `close`."""
+
+    __slots__ = ("_t",)
+
+    def __init__(self, spec: Mapping[str, Any]) -> None:
+        """Prepare a tree from the plan's specification; nothing is read yet."""
+        register_launcher()
+        packed = msgpack.packb(spec, use_bin_type=True)
+        out = ffi.new("struct vj_tree **")
+        _check(lib.vj_tree_new(packed, len(packed), out))
+        self._t = out[0]
+
+    def scan(self) -> None:
+        """Walk the tree once and watch it from now on."""
+        _check(lib.vj_tree_scan(self._t))
+
+    def ops(self) -> list[list[Any]]:
+        """Return the mount operations that the present state asks for, in order."""
+        ops: list[list[Any]] = self._table(lib.vj_tree_ops)
+        return ops
+
+    def attach(self, mntns_fd: int, userns_fd: int) -> None:
+        """Apply later changes to this jail, before each call and by the shim's watcher."""
+        _check(lib.vj_tree_attach(self._t, mntns_fd, userns_fd))
+
+    def sync(self) -> bool:
+        """Handle every event that was queued before this moment; raises OSError when a cover cannot be made."""
+        return bool(_check(lib.vj_tree_sync(self._t)))
+
+    def report(self) -> dict[str, Any]:
+        """Return what is covered and protected now."""
+        report: dict[str, Any] = self._table(lib.vj_tree_report)
+        return report
+
+    def _table(self, function: Any) -> Any:
+        buffer = ffi.new("uint8_t **")
+        size = ffi.new("size_t *")
+        _check(function(self._t, buffer, size))
+        try:
+            return msgpack.unpackb(bytes(ffi.buffer(buffer[0], size[0])), raw=False, unicode_errors="surrogateescape")
+        finally:
+            lib.vj_free(buffer[0])
+
+    def close(self) -> None:
+        """Stop watching and free everything."""
+        tree, self._t = self._t, ffi.NULL
+        if tree != ffi.NULL:
+            lib.vj_tree_free(tree)

@@ -1,0 +1,251 @@
+"""The local backend: bubblewrap for the skeleton, the entering child for the rest, the worker as pid 1.
+
+The order is the contract (`docs/security.md`): plan, bwrap, entering child, hello, hardening, proof, first request.
+Nothing untrusted runs before the last.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from typing import TYPE_CHECKING, Any
+
+import msgpack
+
+from vectora_jail import _native, wire
+from vectora_jail._lanes import DONE, ChannelClosed, Lane
+from vectora_jail._tree import Tree
+from vectora_jail.errors import WorkerSpawnError
+from vectora_jail.mounts import bwrap_arguments
+from vectora_jail.proof import prove
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from vectora_jail.plan import JailPlan
+
+__all__ = ["LocalBackend", "make"]
+
+HELLO_TIMEOUT_S = 10.0
+
+
+class LocalRunning:
+    """One jail on this host."""
+
+    proof = "full"
+
+    def __init__(
+        self, plan: JailPlan, started: _native.Started, channel: int, tree: Tree, owner: tuple[int, int] | None
+    ) -> None:
+        self.plan = plan
+        self.channel = channel
+        self.owner = owner
+        self.hello: dict[str, Any] = {}
+        self._started = started
+        self._tree = tree
+        self._closed = False
+        self._status: int | None = None
+
+    @property
+    def pid(self) -> int | None:
+        """The worker's pid on this host."""
+        return self._started.pid
+
+    def enter(self, ops: Sequence[Sequence[Any]]) -> list[int]:
+        """Apply mount operations inside."""
+        packed = msgpack.packb(ops, use_bin_type=True)
+        return _native.enter(self._started.mntns_fd, self._started.userns_fd, packed)
+
+    def sync(self) -> None:
+        """Bring masks and protections up to date."""
+        self._tree.sync()
+
+    def tree_report(self) -> dict[str, Any]:
+        """Return what is covered now."""
+        return {} if self._closed else self._tree.report()
+
+    def health(self) -> str:
+        """Return why the worker does not run, `""` while it does."""
+        if self._closed:
+            return _ending(self._status)
+        try:
+            with open(f"/proc/{self._started.pid}/stat", "rb") as file:
+                state = file.read().rpartition(b") ")[2][:1]
+        except OSError:
+            state = b"Z"
+        if state in (b"T", b"t"):
+            return "stopped by a signal"
+        if state in (b"Z", b"X"):
+            self._status = _native.reap(self._started, 1.0)
+            return _ending(self._status)
+        return ""
+
+    def close(self) -> None:
+        """Kill the jail, wait for it, free descriptors and watches."""
+        if self._closed:
+            return
+        self._closed = True
+        status = _native.reap(self._started, 2.0)
+        if status is not None:
+            self._status = status
+        self._started.close()
+        self._tree.close()
+
+    def forget(self) -> None:
+        """Close descriptors in the child of a fork."""
+        self._closed = True
+        self._started.close()
+
+
+def _ending(status: int | None) -> str:
+    """Say how a monitor ended; bwrap answers 128+n for a worker that signal n has killed."""
+    if status is None:
+        return "ended"
+    code = os.waitstatus_to_exitcode(status)
+    if code < 0:
+        return f"killed by signal {-code}"
+    if code > 128:
+        return f"killed by signal {code - 128}"
+    return f"ended with status {code}"
+
+
+class LocalBackend:
+    """Starts jails on this host with bwrap, or with Landlock alone where the plan says so."""
+
+    name = "local"
+
+    def start(self, plan: JailPlan) -> LocalRunning:
+        """Start one jail.
+
+        Raises:
+            WorkerSpawnError: with the stage that failed, the errno and what to do.
+        """
+        tree = Tree(plan.tree)
+        try:
+            return self._start(plan, tree)
+        except BaseException:
+            tree.close()
+            raise
+
+    def _start(self, plan: JailPlan, tree: Tree) -> LocalRunning:
+        bwrap = plan.isolation == "bwrap"
+        owner = (plan.uid, plan.gid) if plan.uid != os.geteuid() else None
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        data: list[int] = []
+        try:
+            args: list[bytes] = []
+            if bwrap:
+                args, blobs = bwrap_arguments(plan.mounts, plan.bwrap, fd_base=_native.DATA_FD + 1)
+                data.append(_native.worker_image())
+                data.extend(_blob(blob) for blob in blobs)
+            tree.scan()
+            started = _native.start(
+                plan.bwrap.path if bwrap else None,
+                args,
+                data,
+                theirs.fileno(),
+                stage=_native.StagePlan(plan.uid, plan.gid) if owner else None,
+            )
+        except BaseException:
+            ours.close()
+            raise
+        finally:
+            theirs.close()
+            for fd in data:
+                os.close(fd)
+        running = LocalRunning(plan, started, ours.detach(), tree, owner)
+        try:
+            if bwrap:
+                self._enter(running, plan, tree, started)
+            self._hello(running, plan)
+        except BaseException:
+            os.close(running.channel)
+            running.close()
+            raise
+        return running
+
+    @staticmethod
+    def _enter(running: LocalRunning, plan: JailPlan, tree: Tree, started: _native.Started) -> None:
+        ops = [*map(list, plan.enter_ops), *tree.ops()]
+        for op, err in zip(ops, running.enter(ops), strict=True):
+            if err:
+                raise _op_error(op, err)
+        tree.attach(started.mntns_fd, started.userns_fd)
+
+    @staticmethod
+    def _hello(running: LocalRunning, plan: JailPlan) -> None:
+        lane = Lane(os.dup(running.channel))
+        body = -1
+        try:
+            message = wire.encode({"op": "hello", "id": 1, **plan.hello()})
+            fds: list[int] = []
+            if len(message) > wire.MESSAGE_MAX:
+                body = _blob(message)
+                fds = [body]
+                message = wire.encode({"op": "hello", "id": 1, "body": True})
+            deadline = time.monotonic() + HELLO_TIMEOUT_S
+            rc = lane.request(message, fds, int(HELLO_TIMEOUT_S * 1000))
+            while rc != DONE and time.monotonic() < deadline:
+                rc = lane.wait(500)
+            if rc != DONE:
+                raise _hello_error("the worker did not answer in time", plan)
+            reply = wire.decode(lane.reply())
+            wire.expect_id(reply, 1)
+        except ChannelClosed as exc:
+            health = running.health()
+            raise _hello_error(f"the worker ended before it answered ({health or exc.reason})", plan) from None
+        except wire.ProtocolError as exc:
+            raise _hello_error(str(exc), plan) from None
+        finally:
+            lane.close()
+            if body >= 0:
+                os.close(body)
+        if reply.get("error"):
+            raise _hello_error(f"the worker refused: {wire.text(reply, 'error')}", plan)
+        if reply.get("version") != wire.VERSION:
+            raise _hello_error(f"the worker speaks version {reply.get('version')!r}", plan)
+        running.hello = reply
+        try:
+            wrong = prove(plan, running.pid or 0, reply)
+        except (OSError, ValueError) as exc:
+            wrong = [f"/proc does not show the worker: {exc}"]
+        if wrong:
+            raise WorkerSpawnError(
+                "the jail is not what the plan says: " + "; ".join(wrong),
+                code="proof",
+                layer="proof",
+                stage="hello",
+                hint="`vectora-jail doctor` shows what this host can enforce",
+            )
+
+
+def _hello_error(message: str, plan: JailPlan) -> WorkerSpawnError:
+    return WorkerSpawnError(
+        message, code="hello", layer="worker", stage="hello", hint=f"`vectora-jail doctor` ({plan.isolation})"
+    )
+
+
+def _op_error(op: Sequence[Any], err: int) -> WorkerSpawnError:
+    what = " ".join(os.fsdecode(part) if isinstance(part, bytes) else str(part) for part in op)
+    return WorkerSpawnError(
+        f"could not apply “{what}” inside the jail",
+        code="enter",
+        layer="mounts",
+        stage="enter",
+        errno=err,
+        hint="a path may have vanished or been replaced while the jail started: try again",
+    )
+
+
+def _blob(data: bytes) -> int:
+    """Return a sealed memfd at offset 0 with these bytes."""
+    fd = _native.sealed_memfd("vectora-jail-data", data)
+    os.lseek(fd, 0, os.SEEK_SET)
+    return fd
+
+
+def make(options: dict[str, Any]) -> LocalBackend:
+    """Return the backend (it takes no options)."""
+    del options
+    return LocalBackend()
