@@ -63,6 +63,8 @@ def normalise(
     patterns = list(_spellings(body, workspace, home))
     for pattern in patterns:
         _check(pattern)
+        if pattern.startswith(b"//") and (workspace + b"/").startswith(pattern[1:].rstrip(b"/") + b"/"):
+            raise ValueError("a mask pattern names the whole workspace")
     return tuple(MaskRule(p, negate, floor) for p in patterns)
 
 
