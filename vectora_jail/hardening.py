@@ -1,0 +1,71 @@
+"""What the entering child does in every new jail before anything else, and what it hides of /proc. Pure.
+
+Order matters: the tree is made private first (a mount that the host makes later would appear inside otherwise), limits
+of the jail's own user namespace are lowered while /proc/sys is still writable, then it closes.
+Sources: mount_namespaces(7), proc(5), namespaces(7) `/proc/sys/user`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from vectora_jail.limits import inodes
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from vectora_jail.facts import HostFacts
+    from vectora_jail.mounts import Mount
+
+__all__ = ["base_ops"]
+
+_READ_ONLY = (
+    b"/proc/sysrq-trigger",
+    b"/proc/irq",
+    b"/proc/bus",
+    b"/proc/fs",
+    b"/proc/acpi",
+    b"/proc/scsi",
+    b"/proc/asound",
+    b"/proc/driver",
+)
+_COVERED_FOR_ROOT = (
+    "kcore kmsg kpagecount kpageflags kpagecgroup slabinfo vmallocinfo timer_list sched_debug pagetypeinfo keys key-users "
+    "mtrr kallsyms iomem ioports config.gz latency_stats"
+).split()
+"""uid 0 without any capability still owns every root-owned file of procfs."""
+
+_OWN_FOR_ROOT = (b"oom_score_adj", b"autogroup", b"clear_refs", b"coredump_filter", b"sched")
+"""Of /proc/1: with these, commands of a uid-0 jail could make the worker die first or run last."""
+
+_INSTANCES = 16
+_WATCHES_MAX = 65_536
+
+
+def base_ops(facts: HostFacts, mounts: Iterable[Mount]) -> tuple[tuple[Any, ...], ...]:
+    """Return the operations, in order; each is (name, arguments…) of csrc/core/livemount.h."""
+    ops: list[tuple[Any, ...]] = [("private",)]
+    for name, value in facts.sysctls:
+        wanted = _lowered(name, value)
+        if wanted < value:
+            ops.append(("sysctl", name, str(wanted)))
+    ops.append(("ro", b"/proc/sys", False))
+    ops += [("ro", path, True) for path in _READ_ONLY]
+    if facts.user.uid == 0:
+        ops += [
+            ("cover", b"/proc/" + name.encode()) for name in _COVERED_FOR_ROOT if name in facts.proc_names
+        ]
+        ops += [("ro", b"/proc/1/" + name, True) for name in _OWN_FOR_ROOT]
+    for mount in mounts:
+        if mount.kind == "tmpfs" and mount.why == "private" and mount.perms & 0o200 and mount.size > 1 << 20:
+            ops.append(("inodes", mount.dest, inodes(mount.size)))
+    return tuple(ops)
+
+
+def _lowered(name: str, value: int) -> int:
+    """Return the value that a jail's own user namespace gets for a limit of `/proc/sys/user`."""
+    if name == "user/max_inotify_instances":
+        return min(value, _INSTANCES)
+    if name == "user/max_inotify_watches":
+        return min(value // 16, _WATCHES_MAX)
+    return 0

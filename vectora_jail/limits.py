@@ -1,0 +1,206 @@
+"""From the limits of a policy to what the kernel and the worker are told: rlimits, sampler numbers, tmpfs sizes.
+
+Numbers of the resources are Linux's own and the same on x86-64 and aarch64, getrlimit(2). RLIMIT_AS is left alone:
+Go, Java and V8 reserve address space that they never use.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
+
+from vectora_jail.mountplan import TmpfsSizes
+
+if TYPE_CHECKING:
+    from vectora_jail.facts import HostFacts
+    from vectora_jail.policy import Policy
+
+__all__ = ["Layer", "LimitPlan", "Rlimit", "plan_limits", "tmpfs_sizes"]
+
+CPU, FSIZE, STACK, CORE, NPROC, NOFILE, MEMLOCK, SIGPENDING, MSGQUEUE, NICE, RTPRIO = (
+    0,
+    1,
+    3,
+    4,
+    6,
+    7,
+    8,
+    11,
+    12,
+    13,
+    14,
+)
+
+INFINITY = (1 << 64) - 1
+NOFILE_MAX = 65_536
+NOFILE_RESERVE = 512
+"""Descriptors that stay between a jail's limit and the backend's own: descriptors in flight are counted per user and
+compared with the sender's limit (ETOOMANYREFS), unix(7)."""
+NOFILE_MIN = 256
+_MIB = 1 << 20
+_STACK = 8 * _MIB
+_MEMLOCK = 8 * _MIB
+_MSGQUEUE = 204_800  # a quarter of the usual 800 KiB a user
+_SIGPENDING = 4_096
+_INODE_BYTES = 16 * 1024
+_INODES_MIN = 1_024
+
+
+class Rlimit(NamedTuple):
+    """One setrlimit(2): the resource's number, soft and hard."""
+
+    resource: int
+    soft: int
+    hard: int
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """One wall as the report names it."""
+
+    name: str
+    state: str
+    """`on`, `partial` or `off`."""
+    detail: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class LimitPlan:
+    """All numbers of one jail; 0 means no limit."""
+
+    memory: int
+    """Bytes of resident memory of the whole jail."""
+    pids: int
+    disk: int
+    """Bytes written by the whole jail."""
+    cpu_s: float
+    """CPU seconds of one call's tree."""
+    wall_s: float
+    """Seconds of one call."""
+    cpus: float
+    cmd_rlimits: tuple[Rlimit, ...]
+    worker_rlimits: tuple[Rlimit, ...]
+    layers: tuple[Layer, ...]
+
+    @property
+    def sampler(self) -> dict[str, int]:
+        """Return what the worker watches."""
+        return {"memory": self.memory, "pids": self.pids, "disk": self.disk}
+
+
+def nofile_limit(soft: int, hard: int) -> int:
+    """Return RLIMIT_NOFILE of a jail under a backend that has `soft` and `hard`."""
+    room = min(soft, hard) - NOFILE_RESERVE
+    return max(min(room, NOFILE_MAX), min(NOFILE_MIN, soft))
+
+
+def plan_limits(policy: Policy, facts: HostFacts, *, isolation: str = "bwrap") -> LimitPlan:
+    """Return the limits of a jail and which mechanism holds each."""
+    values = policy.limit_values
+    memory, pids, disk = values.memory_mb * _MIB, values.pids, values.disk_mb * _MIB
+    cpu_s, wall_s, cpus = float(values.cpu_s), float(values.wall_s), float(values.cpus)
+    nofile = nofile_limit(*facts.nofile)
+    command = [
+        Rlimit(CORE, 0, 0),
+        Rlimit(NOFILE, nofile, nofile),
+        Rlimit(STACK, _STACK, INFINITY),
+        Rlimit(MEMLOCK, _MEMLOCK, _MEMLOCK),
+        Rlimit(SIGPENDING, _SIGPENDING, _SIGPENDING),
+        Rlimit(MSGQUEUE, _MSGQUEUE, _MSGQUEUE),
+        Rlimit(NICE, 0, 0),
+        Rlimit(RTPRIO, 0, 0),
+    ]
+    if disk:
+        command.append(Rlimit(FSIZE, disk, disk))
+    if cpu_s:
+        whole = max(1, int(-(-cpu_s // 1)))
+        command.append(Rlimit(CPU, whole, whole + 1))
+    counted = facts.user.uid != 0 and isolation == "bwrap"
+    if pids and counted:
+        command.append(Rlimit(NPROC, pids, pids))
+    worker = (Rlimit(CORE, 0, 0), Rlimit(NOFILE, nofile, nofile), Rlimit(MEMLOCK, _MEMLOCK, _MEMLOCK))
+    layers = _layers(facts, memory, pids, disk, cpu_s, wall_s, cpus, counted=counted)
+    return LimitPlan(memory, pids, disk, cpu_s, wall_s, cpus, tuple(sorted(command)), worker, layers)
+
+
+def _layers(
+    facts: HostFacts,
+    memory: int,
+    pids: int,
+    disk: int,
+    cpu_s: float,
+    wall_s: float,
+    cpus: float,
+    *,
+    counted: bool,
+) -> tuple[Layer, ...]:
+    """Say for each limit what holds it; `partial` where a command can get past it for a while."""
+    groups = facts.cgroup.writable and "memory" in facts.cgroup.controllers
+    group = f"control group v{facts.cgroup.version}"
+    layers = []
+    if memory:
+        layers.append(
+            Layer("limit:memory", "on", f"{memory // _MIB} MB, {group}")
+            if groups
+            else Layer(
+                "limit:memory", "partial", f"{memory // _MIB} MB, resident memory sampled by the worker"
+            )
+        )
+    else:
+        layers.append(Layer("limit:memory", "off", "none asked for"))
+    if not pids:
+        layers.append(Layer("limit:pids", "off", "none asked for"))
+    elif counted:
+        layers.append(Layer("limit:pids", "on", f"{pids}, RLIMIT_NPROC in the jail's own user namespace"))
+    elif facts.cgroup.writable and "pids" in facts.cgroup.controllers:
+        layers.append(Layer("limit:pids", "on", f"{pids}, {group}"))
+    else:
+        why = (
+            "the kernel exempts uid 0 from RLIMIT_NPROC"
+            if facts.user.uid == 0
+            else "no user namespace of its own"
+        )
+        layers.append(Layer("limit:pids", "partial", f"{pids}, counted by the worker ({why})"))
+    layers.append(
+        Layer(
+            "limit:disk", "partial", f"{disk // _MIB} MB, bytes written are sampled; one file: RLIMIT_FSIZE"
+        )
+        if disk
+        else Layer("limit:disk", "off", "none asked for")
+    )
+    layers.append(
+        Layer("limit:cpu", "partial", f"{cpu_s:g} s a call, sampled; one process: RLIMIT_CPU")
+        if cpu_s
+        else Layer("limit:cpu", "off", "none asked for")
+    )
+    layers.append(
+        Layer("limit:wall", "on", f"{wall_s:g} s a call, held by the worker")
+        if wall_s
+        else Layer("limit:wall", "off", "none asked for")
+    )
+    if cpus:
+        layers.append(Layer("limit:cpus", "partial", f"{cpus:g}, advice only: no control group holds it"))
+    return tuple(layers)
+
+
+def tmpfs_sizes(memory: int, memory_total: int) -> TmpfsSizes:
+    """Return the sizes of the private file systems for a memory limit (0: none) on a machine with so much RAM.
+
+    Together they may hold the memory limit, and no more than half of the machine.
+    """
+    budget = memory or memory_total // 2 or 2048 * _MIB
+    if memory_total:
+        budget = min(budget, memory_total // 2)
+    budget = max(budget, 64 * _MIB)
+    return TmpfsSizes(
+        tmp=_page(budget * 3 // 8), home=_page(budget * 3 // 8), shm=_page(budget // 4), run=8 * _MIB
+    )
+
+
+def _page(size: int) -> int:
+    return size // 4096 * 4096
+
+
+def inodes(size: int) -> int:
+    """Return how many files a tmpfs of `size` bytes may hold: they cost kernel memory that its size does not count."""
+    return max(size // _INODE_BYTES, _INODES_MIN)

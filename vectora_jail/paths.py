@@ -1,0 +1,105 @@
+"""Follow a path's links one by one, so that a plan knows the place, what is there, and which links led to it.
+
+Looks at the host, from the trusted side; nothing here opens a file's content. Source: path_resolution(7).
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from typing import TYPE_CHECKING
+
+from vectora_jail.facts import PathFact
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
+
+__all__ = ["look", "reachable_by"]
+
+_LINKS_MAX = 40  # as the kernel, path_resolution(7)
+
+_KINDS = {
+    stat.S_IFDIR: "dir",
+    stat.S_IFREG: "file",
+    stat.S_IFSOCK: "socket",
+    stat.S_IFIFO: "fifo",
+    stat.S_IFCHR: "device",
+    stat.S_IFBLK: "device",
+}
+
+
+def look(path: bytes, links: list[tuple[bytes, bytes]] | None = None) -> PathFact:
+    """Return what is at an absolute path; append (place, text) of every link on the way to `links`.
+
+    Never raises for what it finds: a loop, a missing name or a directory that cannot be passed is in `kind`.
+    """
+    given = os.path.normpath(path) if b"/../" not in path + b"/" else path
+    done = b""
+    rest = [name for name in path.split(b"/") if name not in (b"", b".")]
+    followed = 0
+    while rest:
+        name = rest.pop(0)
+        if name == b"..":
+            done = os.path.dirname(done) if done not in (b"", b"/") else b""
+            done = b"" if done == b"/" else done
+            continue
+        place = done + b"/" + name
+        try:
+            found = os.lstat(place)
+        except OSError as error:
+            kind = "missing" if error.errno in (errno.ENOENT, errno.ENOTDIR) else "unreadable"
+            return PathFact(given, os.path.normpath(b"/".join((place, *rest))), kind)
+        if stat.S_ISLNK(found.st_mode):
+            followed += 1
+            if followed > _LINKS_MAX:
+                return PathFact(given, given, "missing")
+            try:
+                text = os.readlink(place)
+            except OSError:
+                return PathFact(given, given, "unreadable")
+            if links is not None:
+                links.append((place, text))
+            if text.startswith(b"/"):
+                done = b""
+            rest = [part for part in text.split(b"/") if part not in (b"", b".")] + rest
+            continue
+        done = place
+    try:
+        found = os.lstat(done or b"/")
+    except OSError:
+        return PathFact(given, done or b"/", "unreadable")
+    kind = _KINDS.get(stat.S_IFMT(found.st_mode), "device")
+    return PathFact(
+        given,
+        done or b"/",
+        kind,
+        found.st_dev,
+        found.st_ino,
+        found.st_uid,
+        found.st_gid,
+        stat.S_IMODE(found.st_mode),
+    )
+
+
+def reachable_by(path: bytes, uid: int, groups: Collection[int]) -> bool:
+    """Return whether a user may pass every directory above `path` and read what is there, by owner and mode alone."""
+    place = path
+    while True:
+        try:
+            found = os.stat(place)
+        except OSError:
+            return False
+        directory = stat.S_ISDIR(found.st_mode)
+        need = 5 if directory and place == path else 1 if directory else 4
+        if uid == found.st_uid:
+            have = found.st_mode >> 6
+        elif found.st_gid in groups:
+            have = found.st_mode >> 3
+        else:
+            have = found.st_mode
+        if have & need != need:
+            return False
+        if place == b"/":
+            return True
+        place = os.path.dirname(place)

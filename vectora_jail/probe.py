@@ -1,0 +1,402 @@
+"""Read from this host everything that one plan needs, by looking and by trying; the only part of planning with effects.
+
+Nothing is opened for writing and nothing is made. What is tried for real (bwrap, its namespaces) is tried once a
+process. Sources: landlock(7), cgroups(7), user_namespaces(7), proc(5).
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+from typing import TYPE_CHECKING
+
+from vectora_jail import hostsystem
+from vectora_jail.bwrap import bwrap_facts
+from vectora_jail.environment import CERTIFICATE_VARIABLES, select_environ
+from vectora_jail.errors import WorkerSpawnError
+from vectora_jail.facts import CgroupFacts, HostFacts, PathFact, UserFact
+from vectora_jail.paths import look, reachable_by
+from vectora_jail.policyvalues import unescape_path
+from vectora_jail.sensitive import sensitive_paths
+from vectora_jail.toolchains import find_toolchains
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
+
+    from vectora_jail.policy import Ceiling, Policy
+
+__all__ = ["cgroup_facts", "collect_facts", "landlock_abi", "user_of"]
+
+_CERTIFICATES = (
+    b"/etc/ssl/cert.pem",
+    b"/etc/ssl/certs/ca-certificates.crt",
+    b"/etc/ssl/ca-bundle.pem",
+    b"/etc/pki/tls/cert.pem",
+    b"/etc/pki/tls/certs/ca-bundle.crt",
+    b"/etc/pki/ca-trust/extracted/pem/tls-ca-bundle.pem",
+    b"/usr/lib/ssl/cert.pem",
+    b"/usr/local/share/ca-certificates",
+)
+_LOCALE_VARIABLES = (b"LOCPATH", b"LOCALE_ARCHIVE", b"TERMINFO", b"TZDIR")
+_GPU = re.compile(
+    rb"(nvidia\d+|nvidiactl|nvidia-uvm|nvidia-uvm-tools|nvidia-modeset|nvidia-caps|dri|kfd|dxg|mali\d+)\Z"
+)
+_USER_LIMITS = (
+    "max_inotify_instances",
+    "max_inotify_watches",
+    "max_fanotify_groups",
+    "max_fanotify_marks",
+    # not max_mnt_namespaces: open_tree(OPEN_TREE_CLONE) makes one, and covers made later need it; without a user
+    # namespace of its own nobody inside can make one
+    "max_user_namespaces",
+    "max_net_namespaces",
+    "max_pid_namespaces",
+    "max_ipc_namespaces",
+    "max_uts_namespaces",
+    "max_cgroup_namespaces",
+    "max_time_namespaces",
+)
+_REMOTE_FILE_SYSTEMS = frozenset(
+    (b"nfs", b"nfs4", b"cifs", b"smb3", b"9p", b"ceph", b"afs", b"virtiofs", b"lustre")
+)
+
+
+def landlock_abi() -> int:
+    """Return the kernel's Landlock version, 0 when there is none or it is switched off."""
+    import ctypes
+
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.syscall.restype = ctypes.c_long
+    version = libc.syscall(444, None, ctypes.c_size_t(0), ctypes.c_uint(1))
+    return max(0, int(version))
+
+
+def collect_facts(
+    workspace: bytes,
+    policy: Policy,
+    *,
+    environ: Mapping[bytes, bytes] | None = None,
+    ceiling: Ceiling | None = None,
+    bwrap: bytes | str | None = None,
+    abi: Callable[[], int] = landlock_abi,
+) -> HostFacts:
+    """Return the facts for a jail of `workspace` under `policy`, started by this process.
+
+    Args:
+        workspace: Absolute path; links are followed once, here.
+        policy: What is granted decides what is looked at.
+        environ: The backend's environment; None reads the process's own.
+        ceiling: Unused so far; consents decide in the plan.
+        bwrap: The embedder's explicit choice, see `bwrap.find_bwrap`.
+        abi: Asks the kernel for its Landlock version (the shim's function where it is loaded).
+
+    Raises:
+        WorkerSpawnError: code `workspace` when there is no such directory, or it cannot be entered.
+    """
+    del ceiling
+    env = dict(os.environb) if environ is None else dict(environ)
+    links: list[tuple[bytes, bytes]] = []
+    place = look(workspace, links)
+    _require_directory(place)
+    user = user_of(place, env, links)
+    grants = {
+        name: tuple(_resolve(path, place.path, user.home.path, links) for path in paths)
+        for name, paths in (
+            ("rw", policy.rw_paths),
+            ("ro", policy.ro_paths),
+            ("protect", policy.protect),
+            ("unix", policy.network.unix),
+        )
+    }
+    sensitive = sensitive_paths(user.home.path, *_spelled(user.home))
+    granted = [fact.path for name in ("rw", "ro") for fact in grants[name] if fact.exists]
+    foreign = user.uid != os.geteuid()
+    groups = {user.gid} if foreign else {user.gid, *(gid for gid, _ in user.groups)}
+    tools = find_toolchains(
+        env,
+        user.home.path,
+        place.path,
+        granted,
+        sensitive,
+        look,
+        lambda path: reachable_by(path, user.uid, groups),
+    )
+    whole = policy.read == "all" or policy.level == "danger-full-access"
+    parent, repository = _repositories(place.path, granted)
+    return HostFacts(
+        workspace=place,
+        user=user,
+        backend_uid=os.geteuid(),
+        links=tuple(sorted({*links, *tools.links})),
+        system=() if whole else hostsystem.system_entries(),
+        top=hostsystem.root_entries() if whole else (),
+        home_top=hostsystem.home_entries(user.home.path, sensitive) if policy.read == "all" else (),
+        home_files=() if whole or foreign else hostsystem.home_files(user.home.path),
+        run_top=hostsystem.run_entries() if policy.level == "danger-full-access" else (),
+        toolchains=tools.homes,
+        tools_left_out=tools.left_out,
+        certificates=_certificates(env, links),
+        sensitive=sensitive,
+        etc_secrets=hostsystem.etc_secrets(),
+        sys_hidden=hostsystem.sys_hidden(),
+        parent_repository=parent,
+        repository=repository,
+        environ=tuple(sorted(select_environ(env, policy).items())),
+        environ_names=tuple(sorted(env)),
+        timezone=_timezone(env),
+        arch={"amd64": "x86_64", "arm64": "aarch64"}.get(platform.machine(), platform.machine()),
+        kernel=_kernel(),
+        landlock_abi=abi(),
+        bwrap=bwrap_facts(bwrap, uid=user.uid if foreign else None, gid=user.gid if foreign else None),
+        gpu=() if policy.no_gpu else _gpu_nodes(),
+        cgroup=cgroup_facts(),
+        memory_total=_memory_total(),
+        nofile=_nofile(),
+        sysctls=_sysctls(),
+        proc_names=frozenset(name for name in _listdir("/proc") if not name.isdigit()),
+        watch_note=_watch_note(place.path),
+        scratch=_scratch(env, user.uid),
+        **grants,
+    )
+
+
+def _require_directory(place: PathFact) -> None:
+    shown = os.fsdecode(place.given)
+    if place.kind == "dir":
+        return
+    reason = {"missing": "does not exist", "unreadable": "cannot be reached"}.get(
+        place.kind, f"is a {place.kind}"
+    )
+    raise WorkerSpawnError(
+        f"the workspace {shown!r} {reason}",
+        code="workspace",
+        layer="mounts",
+        stage="plan",
+        hint="name a directory",
+    )
+
+
+def _resolve(path: str, workspace: bytes, home: bytes, links: list[tuple[bytes, bytes]]) -> PathFact:
+    text = os.fsencode(unescape_path(path))
+    if text == b"~" or text.startswith(b"~/"):
+        text = home + text[1:]
+    return look(os.path.join(workspace, text), links)
+
+
+def _spelled(home: PathFact) -> tuple[bytes, ...]:
+    return (home.given,) if home.given != home.path else ()
+
+
+def user_of(workspace: PathFact, env: Mapping[bytes, bytes], links: list[tuple[bytes, bytes]]) -> UserFact:
+    """Return who the jail of this workspace runs as: root gives itself up for a workspace of somebody else."""
+    import grp
+    import pwd
+
+    uid = os.geteuid()
+    foreign = uid == 0 and workspace.uid != 0
+    if foreign:
+        uid = workspace.uid
+    try:
+        entry = pwd.getpwuid(uid)
+        name, gid, home, shell = (
+            entry.pw_name,
+            entry.pw_gid,
+            os.fsencode(entry.pw_dir),
+            os.fsencode(entry.pw_shell),
+        )
+    except KeyError:
+        name, gid, home, shell = f"user{uid}", workspace.gid if foreign else os.getegid(), b"/", b"/bin/sh"
+    if not foreign:
+        gid = os.getegid()
+        asked = env.get(b"HOME", b"")
+        home = asked if asked.startswith(b"/") else home
+        chosen = env.get(b"SHELL", b"")
+        shell = chosen if chosen.startswith(b"/") else shell
+    groups: list[tuple[int, str]] = []
+    for number in [] if foreign else os.getgroups():
+        if number == gid:
+            continue
+        try:
+            groups.append((number, grp.getgrgid(number).gr_name))
+        except KeyError:
+            groups.append((number, str(number)))
+    safe = name if re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_.@-]*", name) else f"user{uid}"
+    usable = shell if os.access(shell, os.X_OK) and b":" not in shell and b"\n" not in shell else b"/bin/sh"
+    return UserFact(uid, gid, safe, usable, look(home or b"/", links), tuple(sorted(groups)))
+
+
+def _certificates(env: Mapping[bytes, bytes], links: list[tuple[bytes, bytes]]) -> tuple[PathFact, ...]:
+    """Return certificate files and locale archives that lie outside what a jail shows anyway."""
+    named = [
+        env[name]
+        for name in (*CERTIFICATE_VARIABLES, *_LOCALE_VARIABLES)
+        if env.get(name, b"").startswith(b"/")
+    ]
+    found: dict[bytes, PathFact] = {}
+    for path in (*_CERTIFICATES, *named):
+        met: list[tuple[bytes, bytes]] = []
+        fact = look(path, met)
+        if fact.kind not in ("file", "dir") or fact.path.count(b"/") < 2:
+            continue
+        if not fact.mode & 0o004 or (fact.kind == "file" and os.path.getsize(fact.path) > 16 << 20):
+            continue
+        links += met
+        found.setdefault(fact.path, fact)
+    return tuple(found[path] for path in sorted(found))
+
+
+def _repositories(workspace: bytes, granted: Iterable[bytes]) -> tuple[PathFact | None, tuple[PathFact, ...]]:
+    """Return the `.git` above the workspace, and the git directories elsewhere that its own `.git` file names."""
+    own = look(os.path.join(workspace, b".git"))
+    if own.kind == "file":
+        return None, _pointed(own.path, granted)
+    if own.exists:
+        return None, ()
+    place = workspace
+    while place != b"/":
+        place = os.path.dirname(place)
+        fact = look(os.path.join(place, b".git"))
+        if fact.kind == "dir" and os.path.exists(os.path.join(fact.path, b"HEAD")):
+            return (fact if fact.uid in (os.geteuid(), look(workspace).uid) else None), ()
+        if fact.exists:
+            return None, ()
+    return None, ()
+
+
+def _pointed(pointer: bytes, granted: Iterable[bytes]) -> tuple[PathFact, ...]:
+    """Return what a worktree's or submodule's pointer file names, if it names back: the file may be the agent's."""
+    text = _small(pointer)
+    if not text.startswith(b"gitdir:"):
+        return ()
+    named = look(os.path.join(os.path.dirname(pointer), text[7:].strip()))
+    if named.kind != "dir" or not os.path.isfile(os.path.join(named.path, b"HEAD")):
+        return ()
+    back = _small(os.path.join(named.path, b"gitdir")).strip()  # worktree
+    common = _small(os.path.join(named.path, b"commondir")).strip()
+    facts = []
+    if back and os.path.realpath(os.path.join(named.path, back)) == pointer and common:
+        facts.append(look(os.path.join(named.path, common)))
+    elif b"/modules/" in named.path and not back:  # submodule: the git directory of the repository around it
+        worktree = re.search(rb"(?m)^\s*worktree\s*=\s*(.+)$", _small(os.path.join(named.path, b"config")))
+        text = worktree.group(1).strip() if worktree else b""
+        if text and os.path.realpath(os.path.join(named.path, text)) == os.path.dirname(pointer):
+            facts.append(named)
+    inside = tuple(granted)
+    return tuple(
+        fact
+        for fact in facts
+        if fact.kind == "dir"
+        and fact.uid in (os.geteuid(), look(pointer).uid)
+        and os.path.isfile(os.path.join(fact.path, b"HEAD"))
+        and not any(fact.path == top or fact.path.startswith(top + b"/") for top in inside)
+    )
+
+
+def _small(path: bytes, limit: int = 65_536) -> bytes:
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
+    except OSError:
+        return b""
+    try:
+        return os.read(descriptor, limit)
+    except OSError:
+        return b""
+    finally:
+        os.close(descriptor)
+
+
+def _timezone(env: Mapping[bytes, bytes]) -> bytes:
+    if b"TZ" in env:
+        return env[b"TZ"]
+    target = os.path.realpath(b"/etc/localtime")
+    found = re.search(rb"/zoneinfo/([A-Za-z0-9_+/-]+)\Z", target)
+    return found.group(1) if found else b""
+
+
+def _kernel() -> tuple[int, int]:
+    found = re.match(r"(\d+)\.(\d+)", platform.release())
+    return (int(found.group(1)), int(found.group(2))) if found else (0, 0)
+
+
+def _gpu_nodes() -> tuple[bytes, ...]:
+    return tuple(sorted(b"/dev/" + name for name in os.listdir(b"/dev") if _GPU.match(name)))
+
+
+def _memory_total() -> int:
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (ValueError, OSError):
+        return 0
+
+
+def _nofile() -> tuple[int, int]:
+    import resource
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return _finite(soft), _finite(hard)
+
+
+def _finite(value: int) -> int:
+    return value if 0 <= value < 1 << 31 else 1 << 31
+
+
+def _sysctls() -> tuple[tuple[str, int], ...]:
+    found = []
+    for name in _USER_LIMITS:
+        text = _small(b"/proc/sys/user/" + name.encode()).strip()
+        if text.isdigit():
+            found.append((f"user/{name}", int(text)))
+    return tuple(found)
+
+
+def _listdir(path: str) -> list[str]:
+    try:
+        return os.listdir(path)
+    except OSError:
+        return []
+
+
+def cgroup_facts() -> CgroupFacts:
+    """Return the control group of this process and whether it can hold groups for jails."""
+    memory, unified = b"", None
+    for line in _small(b"/proc/self/cgroup").splitlines():
+        number, controllers, path = line.split(b":", 2)
+        if number == b"0":
+            unified = path
+        if b"memory" in controllers.split(b","):
+            memory = path
+    if memory:
+        top = b"/sys/fs/cgroup/memory"
+        names = frozenset(
+            name for name in ("memory", "pids", "cpu", "cpuset") if os.path.isdir(f"/sys/fs/cgroup/{name}")
+        )
+        own = os.path.normpath(top + memory)
+        return CgroupFacts(1, names, own, os.access(own, os.W_OK))
+    if unified is None:
+        return CgroupFacts()
+    own = os.path.normpath(b"/sys/fs/cgroup" + unified)
+    names = frozenset(_small(own + b"/cgroup.controllers").decode("ascii", "replace").split())
+    writable = os.access(own, os.W_OK) and os.access(own + b"/cgroup.procs", os.W_OK)
+    return CgroupFacts(2, names, own, writable)
+
+
+def _watch_note(workspace: bytes) -> str:
+    best, kind = b"", b""
+    for line in _small(b"/proc/self/mounts", 1 << 20).splitlines():
+        parts = line.split(b" ")
+        if len(parts) < 3:
+            continue
+        top = re.sub(rb"\\(\d{3})", lambda m: bytes([int(m.group(1), 8)]), parts[1])
+        if (workspace == top or workspace.startswith(top.rstrip(b"/") + b"/")) and len(top) >= len(best):
+            best, kind = top, parts[2]
+    if kind in _REMOTE_FILE_SYSTEMS or kind.startswith(b"fuse"):
+        return f"the workspace lies on {kind.decode('ascii', 'replace')}: changes made elsewhere are not seen"
+    return ""
+
+
+def _scratch(env: Mapping[bytes, bytes], uid: int) -> bytes:
+    runtime = env.get(b"XDG_RUNTIME_DIR", b"")
+    if runtime.startswith(b"/") and os.path.isdir(runtime) and os.stat(runtime).st_uid == uid:
+        return runtime
+    return b"/tmp"  # noqa: S108 — a private directory is made below it
