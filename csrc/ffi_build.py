@@ -40,6 +40,7 @@ ffi.set_source(
     extra_compile_args=[
         "-std=gnu11",
         "-O2",
+        "-g0",
         "-fvisibility=hidden",
         "-fstack-protector-strong",
         *SHIM_WARNINGS,
