@@ -61,7 +61,7 @@ CLASSES: dict[Access, int] = {
     "file_ro": READ_FILE | EXECUTE,
     "file_rw": READ_FILE | EXECUTE | WRITE_FILE | TRUNCATE,
 }
-"""Access class → rights. The worker drops what a file cannot carry (`FILE_RIGHTS`): "ro", "rw" serve files too."""
+"""Access class → rights. The worker drops what a file cannot carry (`FILE_RIGHTS`): "ro" serves files too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,9 +69,9 @@ class Ruleset:
     """What the worker puts on itself, and what may be said of it in a report."""
 
     table: dict[str, Any] | None
-    """The landlock map of `hello`: handled_fs, handled_net, scoped, rules ([path, rights] each); None without one."""
+    """The map of `hello`: handled_fs, handled_net, scoped, rules; None without Landlock."""
     cmd_scope: int
-    """Scopes that each command puts on itself in a domain of its own; 0 where pid 1 is beyond signals anyway."""
+    """Scopes that each command puts on itself; 0 inside bwrap, where pid 1 is beyond signals anyway."""
     state: Literal["on", "partial", "off"]
     detail: str
 
@@ -84,7 +84,7 @@ def rights(abi: int) -> int:
 def table(
     rules: Iterable[tuple[bytes, Access]], abi: int, *, deny_network: bool = False
 ) -> dict[str, Any] | None:
-    """Return the ruleset for a kernel with this ABI, one rule a path, or None where there is no Landlock (ABI 0).
+    """Return the map for a kernel with this ABI, one rule a path, or None where there is no Landlock (ABI 0).
 
     `deny_network` handles TCP without allowing any of it; only for a jail without a network namespace, where
     commands must not reach the host's loopback either.
@@ -137,7 +137,7 @@ def ruleset(mounts: Iterable[Mount], abi: int, *, isolation: str, network: str, 
 
 
 def unheld(mounts: Iterable[Mount]) -> list[tuple[bytes, bytes]]:
-    """Return (read-only path, writable path above it): Landlock adds rights up, it never takes one away below."""
+    """Return (read-only path, writable path above it): Landlock never takes a right away below."""
     mounts = tuple(mounts)
     return [
         (inner.dest, outer.dest)
@@ -174,7 +174,7 @@ _DEVICES = (b"null", b"zero", b"full", b"random", b"urandom", b"tty")
 
 
 def standalone_rules(*, read: Iterable[bytes], write: Iterable[bytes]) -> list[tuple[bytes, Access]]:
-    """Return the rules of a jail that has no namespaces, from the paths of the host that it may read and write.
+    """Return the rules of a jail without namespaces, from the paths of the host that it may read and write.
 
     /proc is the host's: readable (Landlock itself keeps a domain out of the memory, environment and
     descriptors of processes outside it), never writable, for /proc/PID/oom_score_adj of the backend belongs

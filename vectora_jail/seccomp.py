@@ -19,17 +19,18 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Literal
 
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+from vectora_jail._bpf import AND, BPF_MAXINSNS, JEQ, JGE, JSET, LD, Assembler, disassemble
 
-    from .policy import Policy
-    from .syscalls import Check, Rule
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from vectora_jail.policy import Policy
+    from vectora_jail.syscalls import Check, Rule
 
 __all__ = [
     "VARIANTS",
     "Filter",
     "compile_rules",
-    "disassemble",
     "filter_for",
     "generate",
     "modes_of",
@@ -40,9 +41,7 @@ AUDIT_ARCH = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 RET_ALLOW, RET_ERRNO, RET_NOTIFY, RET_KILL = 0x7FFF0000, 0x00050000, 0x7FC00000, 0x80000000
 X32_BIT, NO_CALL = 0x40000000, 0xFFFFFFFF
 EPERM, ENOSYS = 1, 38
-BPF_MAXINSNS = 4096
 NR, ARCH, ARGS = 0, 4, 16  # offsets in struct seccomp_data; both architectures are little-endian
-LD, RET, JA, JEQ, JGE, JSET, AND = 0x20, 0x06, 0x05, 0x15, 0x35, 0x45, 0x54
 
 # How often a call whose arguments are looked at is made, against 1 for any other range of numbers.
 _WEIGHTS = {
@@ -70,64 +69,6 @@ class Filter:
     state: State
     """`partial` when rules of the shipped list were taken off, `off` on an architecture without one."""
     detail: str
-
-
-class Assembler:
-    """Writes a program from its end to its beginning: every jump goes forward, so that its target is always known.
-
-    A label is the distance of an instruction from the end of the program.
-    """
-
-    def __init__(self) -> None:
-        self._code: list[tuple[int, int, int, int]] = []  # last instruction first
-        self._returns: dict[int, int] = {}
-
-    def emit(self, code: int, k: int, jt: int = 0, jf: int = 0) -> int:
-        """Put one instruction in front of all others and return its label."""
-        self._code.append((code, jt, jf, k))
-        return len(self._code) - 1
-
-    def ret(self, value: int) -> int:
-        """Return the label of an instruction that ends the program with `value`."""
-        label = self._returns.get(value)
-        if label is None:
-            label = self._returns[value] = self.emit(RET, value)
-        return label
-
-    def jump(self, target: int) -> int:
-        """Make the next instruction in line continue at `target`; return its label."""
-        if target == len(self._code) - 1:
-            return target
-        code, _, _, k = self._code[target]
-        return self.emit(RET, k) if code == RET else self.emit(JA, len(self._code) - target - 1)
-
-    def then(self, label: int, code: int, k: int) -> int:
-        """Emit an instruction that goes on at `label`."""
-        self.jump(label)
-        return self.emit(code, k)
-
-    def past_load(self, label: int, offset: int) -> int:
-        """Return `label`, or the instruction behind it when it only loads what the accumulator holds already."""
-        return label - 1 if self._code[label] == (LD, 0, 0, offset) else label
-
-    def branch(self, code: int, k: int, true: int, false: int) -> int:
-        """Emit a comparison that goes to one of two labels, by way of a long jump where 255 do not reach."""
-        if true == false:
-            return true
-        for _ in range(2):
-            if len(self._code) - true - 1 > 255:
-                true = self.jump(true)
-            if len(self._code) - false - 1 > 255:
-                false = self.jump(false)
-        here = len(self._code)
-        return self.emit(code, k, here - true - 1, here - false - 1)
-
-    def program(self) -> bytes:
-        """Return the bytes, first instruction first."""
-        return b"".join(
-            code.to_bytes(2, "little") + bytes((jt, jf)) + k.to_bytes(4, "little")
-            for code, jt, jf, k in reversed(self._code)
-        )
 
 
 def _check(asm: Assembler, check: Check, true: int, false: int) -> int:
@@ -181,12 +122,14 @@ def _tree(asm: Assembler, leaves: Sequence[tuple[int, int, int]]) -> int:
 
 
 def compile_rules(rules: Iterable[Rule], arch: str, *, notify: bool = False) -> bytes:
-    """Return the program for `rules` on `arch` ("x86_64", "aarch64"); KeyError for another architecture, ValueError when it is too long.
+    """Return the program for `rules` on `arch` ("x86_64", "aarch64").
+
+    Raises KeyError for another architecture, ValueError when the program is longer than the kernel takes.
 
     With `notify` the calls that would get EPERM are handed to a listener (SECCOMP_RET_USER_NOTIF) instead,
     except those that ordinary programs probe at start.
     """
-    from .syscalls import NEWEST, numbers
+    from vectora_jail.syscalls import NEWEST, numbers
 
     table = numbers(arch)
     by_number: dict[int, list[Rule]] = {}
@@ -253,7 +196,7 @@ def filter_for(
     landlock_only: bool,
     uid0: bool,
 ) -> Filter:
-    """Return the filter of a worker with this policy; cached for each set of arguments that makes a difference.
+    """Return the filter of a worker with this policy; cached for each set of arguments.
 
     `arch` is `os.uname().machine`. `disk_accounting`: the disk limit rests on counting written bytes.
     `landlock_only`: no namespaces. `uid0`: the jail's commands run as uid 0, which keeps the set-id rules on
@@ -284,7 +227,7 @@ def _filter(
         return Filter(b"", "", "off", f"no syscall filter for {arch}, only for {' and '.join(AUDIT_ARCH)}")
     if not allow and not deny:
         return _describe(precompiled(arch, modes), "on", "default list, precompiled", modes)
-    from .syscalls import select
+    from vectora_jail.syscalls import select
 
     _refuse_unknown(allow, deny, lockdown="lockdown" in modes)
     changes = [f"denied too: {', '.join(sorted(deny))}"] if deny else []
@@ -304,8 +247,8 @@ def _describe(program: bytes, state: State, detail: str, modes: frozenset[str]) 
 def _refuse_unknown(allow: frozenset[str], deny: frozenset[str], *, lockdown: bool) -> None:
     from difflib import get_close_matches
 
-    from .errors import PolicyError, Problem
-    from .syscalls import ARCHES, allowable, is_syscall, numbers
+    from vectora_jail.errors import PolicyError, Problem
+    from vectora_jail.syscalls import ARCHES, allowable, is_syscall, numbers
 
     problems = []
     if lockdown and allow:
@@ -323,21 +266,6 @@ def _refuse_unknown(allow: frozenset[str], deny: frozenset[str], *, lockdown: bo
             problems.append(Problem(key, found=repr(name), expected=expected, hint=hint))
     if problems:
         raise PolicyError(problems=problems)
-
-
-def disassemble(program: bytes) -> str:
-    """Return the program as text, one instruction a line, for people who want to read what is enforced."""
-    forms: Mapping[int, str] = {
-        LD: "ld [{k}]", RET: "ret {k:#x}", JA: "ja {ja}", AND: "and {k:#x}",
-        JEQ: "jeq {k:#x} ? {t} : {f}", JGE: "jge {k} ? {t} : {f}", JSET: "jset {k:#x} ? {t} : {f}",
-    }  # fmt: skip
-    lines = []
-    for at in range(len(program) // 8):
-        code = int.from_bytes(program[at * 8 : at * 8 + 2], "little")
-        jt, jf = program[at * 8 + 2 : at * 8 + 4]
-        k = int.from_bytes(program[at * 8 + 4 : at * 8 + 8], "little")
-        lines.append(f"{at:4} " + forms[code].format(k=k, ja=at + 1 + k, t=at + 1 + jt, f=at + 1 + jf))
-    return "\n".join(lines)
 
 
 VARIANTS: tuple[frozenset[str], ...] = tuple(
@@ -362,7 +290,7 @@ def _unpacked(arch: str) -> tuple[bytes, ...]:
     import zlib
     from base64 import b85decode
 
-    from ._filters import PACKED
+    from vectora_jail._filters import PACKED
 
     data = memoryview(zlib.decompress(b85decode(PACKED[arch])))
     programs = []
@@ -375,7 +303,7 @@ def _unpacked(arch: str) -> tuple[bytes, ...]:
 
 def list_digest() -> str:
     """Return the SHA-256 of the shipped list, 64 hex digits: what `_filters.py` was made from."""
-    from .syscalls import RULES
+    from vectora_jail.syscalls import RULES
 
     text = "\n".join(
         repr((r.key, r.errno, r.reason, r.when, sorted(r.modes), r.arch, r.fixed, r.quiet)) for r in RULES
@@ -385,7 +313,7 @@ def list_digest() -> str:
 
 def fresh(arch: str) -> list[bytes]:
     """Return what `_unpacked` must be: the shipped list compiled anew, in the order of `VARIANTS`."""
-    from .syscalls import select
+    from vectora_jail.syscalls import select
 
     return [compile_rules(select(modes, keep_set_id=True), arch) for modes in VARIANTS]
 
@@ -396,7 +324,7 @@ def generate() -> str:
     from base64 import b85encode
 
     lines = [
-        '"""Filters of the shipped list, made by `python -m vectora_jail.seccomp --generate`; do not edit."""',
+        '"""Filters of the shipped list: `python -m vectora_jail.seccomp --generate` makes them."""',
         "",
         "from __future__ import annotations",
         "",
@@ -413,14 +341,14 @@ def generate() -> str:
 
 
 def committed_is_current() -> bool:
-    """Return whether `_filters.py` is what the shipped list compiles to (the programs; zlib versions pack differently)."""
-    from ._filters import LIST_DIGEST
+    """Return whether `_filters.py` holds what the list compiles to (zlib versions pack differently)."""
+    from vectora_jail._filters import LIST_DIGEST
 
     return list_digest() == LIST_DIGEST and all(list(_unpacked(arch)) == fresh(arch) for arch in AUDIT_ARCH)
 
 
 def main(argv: Sequence[str]) -> int:
-    """`--generate` writes `_filters.py` anew, `--check` compares it, `--dump ARCH` lists the default program."""
+    """`--generate` writes `_filters.py` anew, `--check` compares it, `--dump ARCH` lists the default."""
     from pathlib import Path
 
     target = Path(__file__).with_name("_filters.py")
@@ -430,9 +358,9 @@ def main(argv: Sequence[str]) -> int:
     if argv[:1] == ["--check"]:
         return 0 if committed_is_current() else 1
     if argv[:1] == ["--dump"] and argv[1:2] and argv[1] in AUDIT_ARCH:
-        print(disassemble(precompiled(argv[1], VARIANTS[0])))
+        sys.stdout.write(disassemble(precompiled(argv[1], VARIANTS[0])) + "\n")
         return 0
-    print(main.__doc__, file=sys.stderr)
+    sys.stderr.write(f"{main.__doc__}\n")
     return 2
 
 

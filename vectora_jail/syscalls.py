@@ -26,7 +26,7 @@ from __future__ import annotations
 import errno
 from dataclasses import dataclass, field
 
-from ._syscall_numbers import ARCHES, NEWEST, numbers
+from vectora_jail._syscall_numbers import ARCHES, NEWEST, numbers
 
 __all__ = ["ARCHES", "NEWEST", "RULES", "Check", "Rule", "allowable", "is_syscall", "numbers", "select"]
 
@@ -49,7 +49,7 @@ class Check:
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """One entry: calls of `name` that satisfy one of the alternatives `when` get `errno`; an empty `when` means always."""
+    """Calls of `name` that satisfy one of the alternatives `when` get `errno`; no `when` means always."""
 
     name: str
     errno: int
@@ -58,7 +58,7 @@ class Rule:
     part: str = ""
     """Names this rule among several of one call, so that `allow` can take off one alone (`socket.vsock`)."""
     modes: frozenset[str] = field(default_factory=frozenset)
-    """Modes in which the rule applies, of "bwrap", "landlock", "lockdown", "disk", "no-inet"; empty means all."""
+    """Where it applies, of "bwrap", "landlock", "lockdown", "disk", "no-inet"; empty means everywhere."""
     arch: str = ""
     """The only architecture that has the call; empty means every one that knows the name."""
     fixed: bool = False
@@ -110,8 +110,8 @@ _ALWAYS = [
         "open_tree open_tree_attr move_mount fsopen fsconfig fsmount fspick mount_setattr",
         "the new mount interface does all that mount(2) does, and takes mounts off in a copy",
     ),
-    *_deny("statmount listmount listns", "tells of mounts and namespaces beside the jail's own; no tool needs it"),
-    *_deny("unshare", "new namespaces bring new capabilities and with them most of the kernel's attack surface"),
+    *_deny("statmount listmount listns", "tells of mounts and namespaces beside the jail's own"),
+    *_deny("unshare", "new namespaces bring new capabilities, and with them more of the kernel"),
     *_deny("setns", "entering another namespace leaves the jail"),
     *_deny("init_module finit_module delete_module", "kernel modules"),
     *_deny("kexec_load kexec_file_load reboot", "another kernel, or none"),
@@ -125,20 +125,27 @@ _ALWAYS = [
     *_deny("pidfd_getfd", "takes descriptors out of another process, the worker's socket among them"),
     *_deny("bpf", "programs inside the kernel; a rich source of escalations"),
     *_deny("perf_event_open", "counts and samples other processes; a rich source of escalations", quiet=True),
-    *_deny("userfaultfd", "stops the kernel in the middle of a copy: makes kernel races winnable", quiet=True),
+    *_deny("userfaultfd", "stops the kernel amid a copy: makes kernel races winnable", quiet=True),
     *_deny(
         "io_uring_setup io_uring_enter io_uring_register",
         "opens, connects and creates without passing this filter; runtimes fall back to epoll on ENOSYS",
         code=errno.ENOSYS,
         quiet=True,
     ),
-    *_deny("clone3", "flags lie in memory; libc falls back to clone, which is filtered", code=errno.ENOSYS, quiet=True),
     *_deny(
-        "openat2", "mode lies in memory and could set set-id bits; callers fall back to openat", code=errno.ENOSYS,
+        "clone3",
+        "flags lie in memory; libc falls back to clone, which is filtered",
+        code=errno.ENOSYS,
+        quiet=True,
+    ),
+    *_deny(
+        "openat2",
+        "mode lies in memory and could set set-id bits; callers fall back to openat",
+        code=errno.ENOSYS,
         quiet=True,
     ),
     *_deny("memfd_secret", "memory that no limit can account for", code=errno.ENOSYS, quiet=True),
-    *_deny("add_key request_key keyctl", "keyrings are not namespaced: the backend's keys are in reach", quiet=True),
+    *_deny("add_key request_key keyctl", "keyrings know no namespace: the backend's are in reach", quiet=True),
     *_deny("open_by_handle_at name_to_handle_at", "opens files by inode, past every path rule"),
     *_deny("fanotify_init", "watches whole file systems"),
     *_deny("syslog", "the kernel's log names addresses and other users' processes"),
@@ -191,8 +198,7 @@ _ARGUMENTS = [
 
 _SOCKETS = [
     *(
-        Rule("socket", errno.EPERM, f"AF_{name.upper()}: not an address family of build tools", ((_eq(0, number),),),
-             part=name)
+        Rule("socket", errno.EPERM, f"AF_{name.upper()}: not for builds", ((_eq(0, number),),), part=name)
         for name, number in NAMED_FAMILIES.items()
     ),
     Rule(
@@ -213,7 +219,7 @@ _SOCKETS = [
         (tuple(_ne(0, family) for family in (AF_UNIX, AF_INET, AF_INET6, AF_NETLINK)),),
         part="families",
     ),
-    Rule("socketpair", errno.EAFNOSUPPORT, "loads modules, as socket", ((_ne(0, AF_UNIX),),), part="families"),
+    Rule("socketpair", errno.EAFNOSUPPORT, "as socket", ((_ne(0, AF_UNIX),),), part="families"),
     Rule(
         "socket",
         errno.EPERM,
@@ -268,15 +274,20 @@ _SCHED = ("sched_setaffinity", "sched_setscheduler", "sched_setparam", "sched_se
 # getpriority(2): PRIO_PROCESS 0; ioprio_set(2): IOPRIO_WHO_PROCESS 1. Groups and users are refused
 # altogether: a command can join the worker's group (same session), and the user is the worker's and, outside
 # a pid namespace, the backend's.
+_PRIORITY = (("setpriority", 0), ("ioprio_set", 1))
+
+
+def _others(name: str, when: tuple[tuple[Check, ...], ...], modes: frozenset[str] = frozenset()) -> Rule:
+    return Rule(name, errno.EPERM, _PID1, when, part="others", modes=modes, fixed="landlock" in modes)
+
+
 _WORKER = [
-    Rule("prlimit64", errno.EPERM, _PID1, ((_ne(0, 0), Check(2, "set64")),), part="others"),
-    *(Rule(name, errno.EPERM, _PID1, ((_eq(0, 1),),), part="others", modes=_BWRAP) for name in _SCHED),
-    *(Rule(name, errno.EPERM, _PID1, ((_ne(0, which),), (_eq(1, 1),)), part="others", modes=_BWRAP)
-      for name, which in (("setpriority", 0), ("ioprio_set", 1))),
+    _others("prlimit64", ((_ne(0, 0), Check(2, "set64")),)),
+    *(_others(name, ((_eq(0, 1),),), _BWRAP) for name in _SCHED),
+    *(_others(name, ((_ne(0, which),), (_eq(1, 1),)), _BWRAP) for name, which in _PRIORITY),
     # Without a pid namespace the backend itself is in reach: every process but the caller.
-    *(Rule(name, errno.EPERM, _PID1, ((_ne(0, 0),),), part="others", modes=_LANDLOCK, fixed=True) for name in _SCHED),
-    *(Rule(name, errno.EPERM, _PID1, ((_ne(0, which),), (_ne(1, 0),)), part="others", modes=_LANDLOCK, fixed=True)
-      for name, which in (("setpriority", 0), ("ioprio_set", 1))),
+    *(_others(name, ((_ne(0, 0),),), _LANDLOCK) for name in _SCHED),
+    *(_others(name, ((_ne(0, which),), (_ne(1, 0),)), _LANDLOCK) for name, which in _PRIORITY),
 ]  # fmt: skip
 
 _IPC = "System V and POSIX queues have no path: without an ipc namespace they are the host's"
@@ -320,12 +331,12 @@ RULES: tuple[Rule, ...] = (
 
 
 def is_syscall(name: str) -> bool:
-    """Return whether any supported architecture has a call of this name (`[sandbox.seccomp] deny` takes these)."""
+    """Return whether an architecture has a call of this name (`[sandbox.seccomp] deny` takes these)."""
     return any(name in numbers(arch) for arch in ARCHES)
 
 
 def allowable() -> frozenset[str]:
-    """Return the names that `[sandbox.seccomp] allow` takes: a call on the list, or one rule of it (`socket.raw`)."""
+    """Return what `[sandbox.seccomp] allow` takes: a call on the list, or one rule of it (`socket.raw`)."""
     removable = [rule for rule in RULES if not rule.fixed]
     return frozenset({rule.name for rule in removable} | {rule.key for rule in removable})
 

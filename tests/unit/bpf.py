@@ -1,4 +1,4 @@
-"""A classic BPF interpreter, as seccomp(2) uses it: an independent reading of the programs that we generate."""
+"""A classic BPF interpreter, as seccomp(2) uses it: an independent reading of our programs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Outcome(NamedTuple):
 
 
 def run(program: bytes, nr: int, args: tuple[int, ...] = (), arch: str = "x86_64") -> Outcome:
-    """Run a filter on one call; AssertionError for a program that the kernel would refuse (bpf_check_classic)."""
+    """Run a filter on one call; AssertionError for one that the kernel would refuse (bpf_check_classic)."""
     args = tuple(value & 0xFFFFFFFFFFFFFFFF for value in (*args, 0, 0, 0, 0, 0, 0)[:6])
     data = struct.pack("<IIQ6Q", nr & 0xFFFFFFFF, AUDIT_ARCH[arch], 0x7F0000001000, *args)
     code = list(struct.iter_unpack("<HBBI", program))

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, cast
 import pytest
 
 from tests.unit.bpf import ALLOW, KILL, NOTIFY, run
-from vectora_jail import seccomp, syscalls
+from vectora_jail import _bpf, seccomp, syscalls
 from vectora_jail.errors import PolicyError
 from vectora_jail.syscalls import ARCHES, RULES, Check, Rule, numbers, select
 
@@ -30,8 +30,14 @@ def policy(*, allow: tuple[str, ...] = (), deny: tuple[str, ...] = (), mode: str
     )
 
 
-def build(arch: str = "x86_64", *, allow: tuple[str, ...] = (), deny: tuple[str, ...] = (), mode: str = "none",
-          **facts: bool) -> seccomp.Filter:  # fmt: skip
+def build(
+    arch: str = "x86_64",
+    *,
+    allow: tuple[str, ...] = (),
+    deny: tuple[str, ...] = (),
+    mode: str = "none",
+    **facts: bool,
+) -> seccomp.Filter:
     """Return a filter with every fact off unless it is named."""
     keys = ("lockdown", "disk_accounting", "landlock_only", "uid0")
     values = {key: facts.get(key, False) for key in keys}
@@ -39,7 +45,7 @@ def build(arch: str = "x86_64", *, allow: tuple[str, ...] = (), deny: tuple[str,
 
 
 def satisfying(check: Check) -> list[int]:
-    """Return argument values for which the check is true, garbage above the low half where only that is compared."""
+    """Return argument values for which the check is true, with garbage above the low half where it may be."""
     if check.op == "eq":
         values = [check.value, check.value | (~check.mask & 0xFFFFFFFF)]
     elif check.op == "ne":
@@ -67,7 +73,8 @@ def holds(check: Check, args: list[int]) -> bool:
     value = args[check.arg]
     low = value & 0xFFFFFFFF & check.mask
     return {
-        "eq": low == check.value, "ne": low != check.value, "any": bool(low), "none": not low, "set64": bool(value),
+        "eq": low == check.value, "ne": low != check.value, "any": bool(low), "none": not low,
+        "set64": bool(value),
     }[check.op]  # fmt: skip
 
 
@@ -90,7 +97,7 @@ def every_variant() -> Iterator[tuple[str, frozenset[str], bytes]]:
 
 
 def test_every_rule_answers_its_errno() -> None:
-    """Assert that each rule refuses each of its alternatives, with garbage in the upper half too, in every variant."""
+    """Assert that each rule refuses each of its alternatives, with garbage in upper halves too."""
     seen = set()
     for arch, modes, program in every_variant():
         for rule in select(modes, keep_set_id=True):
@@ -179,7 +186,7 @@ def test_random_calls_agree_with_the_list() -> None:
 
 
 def test_unknown_and_foreign_numbers() -> None:
-    """Assert that x32 numbers get EPERM, calls we have not judged ENOSYS, -1 passes, another architecture is killed."""
+    """Assert that x32 gets EPERM, calls not judged ENOSYS, -1 passes, another architecture is killed."""
     for arch, _modes, program in every_variant():
         assert run(program, syscalls.NEWEST, (), arch).answer != errno.ENOSYS or "listns" not in numbers(arch)
         for number in (syscalls.NEWEST + 1, 512, 547, 1000, 0x3FFFFFFF):
@@ -197,18 +204,19 @@ def test_unknown_and_foreign_numbers() -> None:
 def test_no_kill_but_for_the_architecture() -> None:
     """Assert that a program holds exactly one kill, and that it is the answer to a foreign architecture."""
     for _arch, _modes, program in every_variant():
-        returns = [program[at + 4 : at + 8] for at in range(0, len(program), 8) if program[at] == seccomp.RET]
+        returns = [program[at + 4 : at + 8] for at in range(0, len(program), 8) if program[at] == _bpf.RET]
         assert returns.count(seccomp.RET_KILL.to_bytes(4, "little")) == 1
 
 
 def test_required_calls_are_denied() -> None:
-    """Assert that the calls every sandbox denies are denied here with EPERM, and clone3 and io_uring with ENOSYS."""
+    """Assert that what every sandbox denies gets EPERM here, and clone3 and io_uring ENOSYS."""
     names = (
-        "ptrace mount umount2 pivot_root unshare setns bpf init_module finit_module delete_module kexec_load "
-        "kexec_file_load perf_event_open userfaultfd reboot process_vm_readv process_vm_writev kcmp pidfd_getfd open_tree "
-        "move_mount fsopen fsconfig fsmount fspick mount_setattr open_by_handle_at add_key request_key keyctl swapon "
-        "swapoff acct quotactl settimeofday clock_settime adjtimex clock_adjtime syslog vhangup fanotify_init chroot "
-        "open_tree_attr statmount listmount quotactl_fd process_madvise name_to_handle_at"
+        "ptrace mount umount2 pivot_root unshare setns bpf init_module finit_module delete_module "
+        "kexec_load kexec_file_load perf_event_open userfaultfd reboot process_vm_readv "
+        "process_vm_writev kcmp pidfd_getfd open_tree move_mount fsopen fsconfig fsmount fspick "
+        "mount_setattr open_by_handle_at add_key request_key keyctl swapon swapoff acct quotactl "
+        "settimeofday clock_settime adjtimex clock_adjtime syslog vhangup fanotify_init chroot "
+        "open_tree_attr statmount listmount quotactl_fd process_madvise name_to_handle_at "
     )
     for arch in ARCHES:
         program = build(arch).program
@@ -256,7 +264,7 @@ def test_calls_that_tools_need_are_allowed() -> None:
 
 
 def test_worker_is_out_of_reach() -> None:
-    """Assert that the six calls that cripple pid 1 are refused, and in landlock-only mode for every other process."""
+    """Assert that the six calls that cripple pid 1 are refused; without namespaces for any other process."""
     for arch in ARCHES:
         for landlock_only, victims, free in ((False, (1,), (0, 2, 4242)), (True, (1, 2, 4242), (0,))):
             program, table = build(arch, landlock_only=landlock_only).program, numbers(arch)
@@ -276,7 +284,7 @@ def test_worker_is_out_of_reach() -> None:
 
 
 def test_landlock_only_closes_the_network() -> None:
-    """Assert that without namespaces no inet, netlink or named unix socket can be made, unless the network is the host's."""
+    """Assert that without namespaces no inet, netlink or named unix socket can be made."""
     for arch in ARCHES:
         number = numbers(arch)["socket"]
         for mode, answer in (("none", errno.EPERM), ("host", ALLOW)):
@@ -339,7 +347,8 @@ def test_default_needs_no_list() -> None:
     code = (
         "import sys; from types import SimpleNamespace as N; from vectora_jail.seccomp import filter_for\n"
         "p = N(seccomp=N(allow=(), deny=()), network=N(mode='none'))\n"
-        "f = filter_for(p, arch='x86_64', lockdown=True, disk_accounting=True, landlock_only=False, uid0=False)\n"
+        "f = filter_for(p, arch='x86_64', lockdown=True, disk_accounting=True, landlock_only=False,"
+        " uid0=False)\n"
         "print(f.state, {'vectora_jail.syscalls', 'pyseccomp', 'ctypes'} & set(sys.modules))"
     )
     shown = subprocess.run(
@@ -357,7 +366,7 @@ def test_cached_and_distinct() -> None:
 
 
 def test_long_lists_reach_every_answer() -> None:
-    """Assert that the assembler bridges more than 255 instructions: a list that denies each call by an argument."""
+    """Assert that the assembler bridges more than 255 instructions: a list of argument checks."""
     for arch in ARCHES:
         rules = tuple(
             Rule(
@@ -389,7 +398,7 @@ def test_too_long_lists_are_refused() -> None:
 
 
 def test_notify_spares_what_programs_probe() -> None:
-    """Assert that a notifying filter hands over refusals, except those that ordinary programs meet at start."""
+    """Assert that a notifying filter hands over refusals, except what programs meet at start."""
     modes = seccomp.VARIANTS[0]
     program = seccomp.compile_rules(select(modes, keep_set_id=True), "x86_64", notify=True)
     for name, answer in (
@@ -402,7 +411,7 @@ def test_notify_spares_what_programs_probe() -> None:
 
 
 def test_hot_calls_are_short() -> None:
-    """Assert that `openat`, the most frequent call whose arguments are looked at, takes at most 10 instructions."""
+    """Assert that `openat`, the most frequent call with argument checks, takes at most 10 instructions."""
     for arch in ARCHES:
         program = build(arch).program
         assert run(program, numbers(arch)["openat"], (0, 0, 0), arch).steps <= 10
@@ -412,7 +421,7 @@ def test_hot_calls_are_short() -> None:
 
 
 def test_libseccomp_agrees() -> None:
-    """Assert that libseccomp, where it is installed, makes filters from the same rules that answer the same."""
+    """Assert that libseccomp makes filters from the same rules that answer the same."""
     pyseccomp = cast("Any", pytest.importorskip("pyseccomp"))
     tokens = {"x86_64": pyseccomp.Arch.X86_64, "aarch64": pyseccomp.Arch.AARCH64}
     for arch in ARCHES:
