@@ -11,9 +11,9 @@
     ├── CommandFailed              only with `check=True`: the command did not end with 0: .result
     └── EditConflict               `edit_file` found no, or more than one, place to edit (also a ValueError)
 
-Wrong input is a ValueError too; "this host cannot" (UnsupportedPolicy, WorkerSpawnError), "the policy forbids"
-(PolicyError) and "the worker died" (WorkerDiedError) are never the same class. The file calls raise the built-in
-OSError family instead. Every class pickles, so that an error crosses a process pool unchanged.
+Wrong input is a ValueError too; "this host cannot" (UnsupportedPolicy, WorkerSpawnError), "the policy
+forbids" (PolicyError) and "the worker died" (WorkerDiedError) are never the same class. The file calls raise
+the built-in OSError family instead. Every class pickles, so that an error crosses a process pool unchanged.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Problem(NamedTuple):
     key: str
     """Dotted key as written below the `sandbox` table (`network.mode`); `""` when the whole file is meant."""
     line: int = 0
-    """1-based line in the file; 0 when there is none (a policy made in Python, a problem of the whole file)."""
+    """1-based line in the file; 0: there is none (a policy made in Python, a problem of the whole file)."""
     found: str = ""
     expected: str = ""
     hint: str = ""
@@ -92,8 +92,8 @@ class JailError(Exception):
 class PolicyError(JailError, ValueError):
     """The policy is refused: nothing runs until it is repaired.
 
-    Codes: `policy` (the text or a value is wrong), `policy_ceiling` (consent is missing), `policy_race` (the file
-    changed while a jail could write to it).
+    Codes: `policy` (the text or a value is wrong), `policy_ceiling` (consent is missing), `policy_race` (the
+    file changed while a jail could write to it).
     """
 
     default_code = "policy"
@@ -110,7 +110,7 @@ class PolicyError(JailError, ValueError):
         )
 
 
-class SandboxDisabled(JailError):
+class SandboxDisabled(JailError):  # noqa: N818 - a state, not a failure
     """The workspace did not opt in, so that the caller takes its own path.
 
     Codes: `no_vectora_toml`, `no_sandbox_table`, `sandbox_disabled_in_config`.
@@ -125,7 +125,7 @@ class SandboxDisabled(JailError):
         self.workspace = workspace
 
 
-class UnsupportedPolicy(JailError):
+class UnsupportedPolicy(JailError):  # noqa: N818 - public name
     """What the policy or the call asks for does not exist on this backend or this host."""
 
     default_code = "unsupported"
@@ -177,8 +177,8 @@ class WorkerSpawnError(JailError):
 class WorkerDiedError(JailError):
     """A running jail ended, or its answers could not be trusted any more; the next call gets a new one.
 
-    `outcome` says what is known of the call: `not_started`, `unknown` (it may have happened, wholly or in part) or
-    `finished` (it ended, its result was lost). A call is never repeated by itself.
+    `outcome` says what is known of the call: `not_started`, `unknown` (it may have happened, wholly or in
+    part) or `finished` (it ended, its result was lost). A call is never repeated by itself.
     """
 
     default_code = "worker_died"
@@ -189,10 +189,10 @@ class WorkerDiedError(JailError):
         super().__init__(message, code=code, hint=hint)
         self.outcome = outcome
         self.cause = cause
-        """Why the worker ended, as far as the host could find out (`killed by signal 9`, `memory limit` …)."""
+        """Why the worker ended, as far as the host could find out (`signal 9`, `memory limit` …)."""
 
 
-class CommandFailed(JailError):
+class CommandFailed(JailError):  # noqa: N818 - public name
     """A call with `check=True` whose command did not end with exit code 0."""
 
     default_code = "command_failed"
@@ -208,7 +208,7 @@ class CommandFailed(JailError):
         return type(self), (self.command, self.result)
 
 
-class EditConflict(JailError, ValueError):
+class EditConflict(JailError, ValueError):  # noqa: N818 - public name
     """`edit_file` did not find exactly one match; the file is unchanged."""
 
     default_code = "edit_conflict"

@@ -1,7 +1,7 @@
-"""What the user allows, as frozen values: `Policy`, its tables, and the `Ceiling` of consents that bounds a file.
+"""What the user allows, as frozen values: `Policy`, its tables, and the `Ceiling` that bounds a file.
 
-A policy made here is valid: a wrong value raises `PolicyError` with every problem. Paths stay as written; they are
-resolved once, when the plan is made. Nothing here touches the file system.
+A policy made here is valid: a wrong value raises `PolicyError` with every problem. Paths stay as written;
+they are resolved once, when the plan is made. Nothing here touches the file system.
 """
 
 from __future__ import annotations
@@ -11,8 +11,19 @@ from dataclasses import dataclass, field, fields, is_dataclass, replace
 from typing import Any, NamedTuple
 
 from vectora_jail.errors import PolicyError, Problem, SandboxDisabled
-from vectora_jail.policykeys import CEILING_KEYS, KEYS, Key
-from vectora_jail.policyvalues import FrozenMap, check_value, split_target
+from vectora_jail.policykeys import KEYS
+from vectora_jail.policytables import (
+    DEFAULT_MASK,
+    Ceiling,
+    DockerPolicy,
+    EnvPolicy,
+    Limits,
+    ModalPolicy,
+    Network,
+    SeccompPolicy,
+    SshPolicy,
+    settle,
+)
 from vectora_jail.sensitive import SENSITIVE_HOME as SENSITIVE_PATHS
 
 __all__ = [
@@ -33,8 +44,6 @@ __all__ = [
     "SeccompPolicy",
     "SshPolicy",
 ]
-
-DEFAULT_MASK = (".env", "**/*.pem", "**/.ssh/**", "**/.aws/**")
 
 HARMLESS_ENV = ("CI", "COLORTERM", "NO_COLOR", "FORCE_COLOR", "CLICOLOR", "EDITOR", "VISUAL", "PAGER")
 """Names that `[sandbox.env] pass` may take without the ceiling's consent."""
@@ -75,195 +84,6 @@ class MaskEntry(NamedTuple):
     floor: bool = False
 
 
-def _settle(value: object, keys: tuple[Key, ...], prefix: str = "") -> list[Problem]:
-    """Check the fields of a frozen value and store their settled form. Unset ones (None, "") stay as they are."""
-    problems: list[Problem] = []
-    for key in keys:
-        given = getattr(value, key.attr)
-        if given is None or (given == "" and key.attr in _UNSET):
-            continue
-        settled, found = check_value(key, given, prefix=prefix)
-        problems += found
-        if not found:
-            object.__setattr__(value, key.attr, settled)
-    return problems
-
-
-# Fields whose empty string means "not set"; everywhere else an empty string is a mistake.
-_UNSET = frozenset(
-    {"preset", "image", "image_id", "host", "tls_dir", "volume", "user", "path", "key", "app", "environment"}
-    | {"gpu", "region"}
-)
-
-
-def _check_table(value: object, table: str) -> None:
-    problems = _settle(value, tuple(key for key in KEYS if key.table == table))
-    if problems:
-        raise PolicyError(problems=problems)
-
-
-@dataclass(frozen=True, slots=True)
-class EnvPolicy:
-    """`[sandbox.env]`: what the cleaned environment gets back."""
-
-    pass_: tuple[str, ...] = ()
-    """Names or globs taken over from the backend's environment (`pass` in the file)."""
-    set: Mapping[str, str] = FrozenMap()
-
-    def __post_init__(self) -> None:
-        _check_table(self, "env")
-
-
-@dataclass(frozen=True, slots=True)
-class Network:
-    """`[sandbox.network]`."""
-
-    mode: str = "none"
-    allow: tuple[str, ...] = ()
-    deny: tuple[str, ...] = ()
-    hosts: Mapping[str, str] = FrozenMap()
-    strict_sni: bool = True
-    unix: tuple[str, ...] = ()
-
-    def __post_init__(self) -> None:
-        _check_table(self, "network")
-
-
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """`[sandbox.limits]` as asked for; `Policy.limit_values` has the numbers that hold."""
-
-    preset: str = ""
-    """`""`: the level's (conservative under lockdown)."""
-    memory_mb: int | None = None
-    pids: int | None = None
-    disk_mb: int | None = None
-    cpu_s: int | None = None
-    wall_s: int | None = None
-    cpus: float | None = None
-
-    def __post_init__(self) -> None:
-        _check_table(self, "limits")
-
-
-@dataclass(frozen=True, slots=True)
-class SeccompPolicy:
-    """`[sandbox.seccomp]`: changes of the built-in deny list, by system call name."""
-
-    deny: tuple[str, ...] = ()
-    allow: tuple[str, ...] = ()
-
-    def __post_init__(self) -> None:
-        _check_table(self, "seccomp")
-
-
-@dataclass(frozen=True, slots=True)
-class DockerPolicy:
-    """`[sandbox.docker]`."""
-
-    image: str = "python:3.13-slim"
-    pull: str = "never"
-    host: str = ""
-    tls_dir: str = ""
-    helper: bool = False
-    seccomp: str = "default"
-    volume: str = ""
-
-    def __post_init__(self) -> None:
-        _check_table(self, "docker")
-
-
-@dataclass(frozen=True, slots=True)
-class SshPolicy:
-    """`[sandbox.ssh]`."""
-
-    host: str = ""
-    port: int | None = None
-    user: str = ""
-    path: str = ""
-    key: str = ""
-    sync: str = "none"
-    isolation: str = "auto"
-    keepalive_s: int = 15
-
-    def __post_init__(self) -> None:
-        _check_table(self, "ssh")
-
-    @property
-    def target(self) -> tuple[str, str, int]:
-        """Return (user, host, port) from `host`, `user` and `port` together; `""` for the default user."""
-        if not self.host:
-            return self.user, "", self.port or 22
-        user, host, port = split_target(self.host)
-        return user or self.user, host, port or self.port or 22
-
-
-@dataclass(frozen=True, slots=True)
-class ModalPolicy:
-    """`[sandbox.modal]`."""
-
-    app: str = ""
-    environment: str = ""
-    image: str = ""
-    image_id: str = ""
-    apt: tuple[str, ...] = ()
-    pip: tuple[str, ...] = ()
-    cpu: float | None = None
-    memory_mb: int | None = None
-    gpu: str = ""
-    region: str = ""
-    timeout_s: int | None = None
-    idle_timeout_s: int | None = None
-    volume: str = ""
-    secrets: tuple[str, ...] = ()
-    sync: str = "none"
-
-    def __post_init__(self) -> None:
-        _check_table(self, "modal")
-
-
-@dataclass(frozen=True, slots=True)
-class Ceiling:
-    """What a policy *file* may ask for at most; the embedding backend or the user writes it, never the repository.
-
-    Lists of names and addresses take shell globs (`"*"`: any).
-    """
-
-    backends: tuple[str, ...] = ("local",)
-    remote_hosts: tuple[str, ...] = ()
-    images: tuple[str, ...] = ()
-    outside_paths: tuple[str, ...] = ()
-    outside_ro_paths: tuple[str, ...] = ()
-    level: str = "workspace-write"
-    network: str = "allowlist"
-    private_addresses: bool = False
-    unix_sockets: tuple[str, ...] = ()
-    seccomp_allow: tuple[str, ...] = ()
-    gpu: bool = True
-    env_pass: tuple[str, ...] = ()
-    mask_floor: tuple[str, ...] = DEFAULT_MASK
-    sensitive_exceptions: tuple[str, ...] = ()
-    git: str = "read-only"
-    limits: str = "generous"
-    weak_isolation: bool = False
-    unsandboxed: bool = False
-    docker_hosts: tuple[str, ...] = ()
-    docker_helper: bool = False
-    docker_seccomp: str = "default"
-    docker_volumes: tuple[str, ...] = ()
-    ssh_isolation: str = "auto"
-    modal_apps: tuple[str, ...] = ()
-    modal_volumes: tuple[str, ...] = ()
-    modal_secrets: tuple[str, ...] = ()
-
-    def __post_init__(self) -> None:
-        problems = _settle(self, CEILING_KEYS)
-        if problems:
-            raise PolicyError(
-                "the ceiling is wrong: " + "\n".join(str(problem) for problem in problems), problems=problems
-            )
-
-
 # Both are recognised by identity: "the caller said nothing about the network".
 _DEFAULT_NETWORK = Network()
 _DANGER_NETWORK = Network(mode="host")
@@ -290,14 +110,14 @@ class Policy:
     no_gpu: bool = True
     lockdown: bool = False
     idle_timeout_s: int = 300
-    env: EnvPolicy = EnvPolicy()
+    env: EnvPolicy = EnvPolicy()  # noqa: RUF009 - frozen
     network: Network = _DEFAULT_NETWORK
-    """`mode` is what holds: "none" under lockdown, "host" at danger-full-access unless the caller says otherwise."""
-    limits: Limits = Limits()
-    seccomp: SeccompPolicy = SeccompPolicy()
-    docker: DockerPolicy = DockerPolicy()
-    ssh: SshPolicy = SshPolicy()
-    modal: ModalPolicy = ModalPolicy()
+    """`mode` is what holds: "none" under lockdown; "host" at danger-full-access where nothing is said."""
+    limits: Limits = Limits()  # noqa: RUF009 - frozen
+    seccomp: SeccompPolicy = SeccompPolicy()  # noqa: RUF009 - frozen
+    docker: DockerPolicy = DockerPolicy()  # noqa: RUF009 - frozen
+    ssh: SshPolicy = SshPolicy()  # noqa: RUF009 - frozen
+    modal: ModalPolicy = ModalPolicy()  # noqa: RUF009 - frozen
     ceiling: Ceiling | None = None
     """The consents under which a file was read; None: the caller's own policy, which nothing bounds."""
     refused: bool = False
@@ -313,7 +133,7 @@ class Policy:
     def __post_init__(self) -> None:
         if self.refused:
             return
-        problems = [*_wrong_tables(self), *_settle(self, tuple(key for key in KEYS if not key.table))]
+        problems = [*_wrong_tables(self), *settle(self, tuple(key for key in KEYS if not key.table))]
         if not problems:
             self._settle_network()
             from vectora_jail.policyrules import contradictions
@@ -333,7 +153,7 @@ class Policy:
 
     @classmethod
     def disabled(cls, reason: str, source: str = "", ceiling: Ceiling | None = None) -> Policy:
-        """Return the policy of a workspace that did not opt in; `with_(enabled=True)` makes its defaults hold."""
+        """Return the policy of a workspace that did not opt in; `with_(enabled=True)` enables it."""
         return cls(enabled=False, reason=reason, source=source, ceiling=ceiling)
 
     @classmethod

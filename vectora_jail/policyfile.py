@@ -1,17 +1,16 @@
 """`vectora.toml` → `Policy`: strict keys, exact types, fail closed; and the user's own file → `Ceiling`.
 
-The result is `enabled=False` (no file, no `sandbox` in it, `enabled = false`), or valid, or `refused=True` with every
-problem that was found. A file that cannot be read or parsed is refused when it speaks of a sandbox, or may do so.
+The result is `enabled=False` (no file, no `sandbox` in it, `enabled = false`), or valid, or `refused=True`
+with every problem. A file that cannot be read is refused, and so is one that speaks of a sandbox and does not
+parse.
 """
 
 from __future__ import annotations
 
 import os
-import stat
-import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from vectora_jail.errors import PolicyError, Problem
 from vectora_jail.policy import (
@@ -28,23 +27,22 @@ from vectora_jail.policy import (
 from vectora_jail.policykeys import (
     CEILING_KEYS,
     FLAT_ALIASES,
-    GIT_LEVELS,
     ISOLATIONS,
     KEYS,
     LEVELS,
-    NETWORK_MODES,
     PRESETS,
     TABLES,
     key_named,
 )
 from vectora_jail.policyrules import exceeds
-from vectora_jail.policyvalues import describe, quote, suggestion
-from vectora_jail.tomllines import MAX_PARTS, KeyPath, Scan, looks_like_sandbox, near_miss, scan
+from vectora_jail.policysource import MAX_FILE, BrokenError, file_identity, parse_toml, read_file
+from vectora_jail.policytext import describe, quote, suggestion
+from vectora_jail.tomllines import KeyPath, Scan, near_miss
 
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
+if TYPE_CHECKING:
+    from typing import TypeAlias
+
+    PathLike: TypeAlias = str | bytes | os.PathLike[str] | os.PathLike[bytes]
 
 __all__ = [
     "FILE_NAME",
@@ -59,10 +57,6 @@ __all__ = [
 
 FILE_NAME = "vectora.toml"
 
-MAX_FILE = 1024 * 1024
-"""Bytes; a larger file is refused unread."""
-
-PathLike = "str | bytes | os.PathLike[str] | os.PathLike[bytes]"
 
 _CLASSES: dict[str, type] = {
     "env": EnvPolicy,
@@ -90,7 +84,7 @@ def parse_policy(
         name = os.fsdecode(path)
         source = name
         root = os.fsdecode(workspace) if workspace is not None else os.path.dirname(os.path.abspath(name))
-        read = _read_file(name, root)
+        read = read_file(name, root)
         if read is None:
             return Policy.disabled("no_vectora_toml", name, ceiling or Ceiling())
         policy = parse_policy_text(read.data, source=name, ceiling=ceiling, workspace=os.path.abspath(root))
@@ -118,12 +112,12 @@ def load_policy(workspace: PathLike, *, ceiling: Ceiling | None = None) -> Polic
 def parse_policy_text(
     text: str | bytes, *, source: str = FILE_NAME, ceiling: Ceiling | None = None, workspace: str = ""
 ) -> Policy:
-    """Read the text of a policy file; never raises. Without `workspace` only relative paths count as inside it."""
+    """Read the text of a policy file; never raises. Without `workspace` only relative paths lie inside it."""
     bounds = ceiling or Ceiling()
     try:
         try:
-            document, places = _parse(text)
-        except _Broken as broken:
+            document, places = parse_toml(text)
+        except BrokenError as broken:
             if not broken.sandbox:
                 return Policy.disabled("no_sandbox_table", source, bounds)
             problem = Problem("", broken.line, broken.found, broken.expected, broken.hint, source)
@@ -134,11 +128,6 @@ def parse_policy_text(
         return Policy.refuse(error.problems, source)
     except Exception as error:  # noqa: BLE001 - fail closed
         return Policy.refuse((_unreadable(source, error),), source)
-
-
-def file_identity(info: os.stat_result) -> tuple[int, ...]:
-    """Return what tells one state of a file from another: device, inode, size, mtime and ctime in ns."""
-    return (info.st_dev, info.st_ino, info.st_size, info.st_mtime_ns, info.st_ctime_ns)
 
 
 def default_ceiling_path() -> str:
@@ -156,14 +145,14 @@ def load_ceiling(path: PathLike | None = None) -> Ceiling:
         PolicyError: it cannot be read, others may write to it, or a key is wrong.
     """
     name = default_ceiling_path() if path is None else os.fsdecode(path)
-    read = _read_file(name, None)
+    read = read_file(name, None)
     if read is None:
         if path is None:
             return Ceiling()
         raise PolicyError(problems=[Problem("", found="no such file", expected="a ceiling file", file=name)])
     try:
-        document, places = _parse(read.data)
-    except _Broken as broken:
+        document, places = parse_toml(read.data)
+    except BrokenError as broken:
         problem = Problem("", broken.line, broken.found, broken.expected, broken.hint, name)
         raise PolicyError(problems=[problem]) from None
     known = [key.name for key in CEILING_KEYS]
@@ -183,49 +172,6 @@ def load_ceiling(path: PathLike | None = None) -> Ceiling:
     if problems:
         raise PolicyError(problems=problems)
     return ceiling
-
-
-class _Broken(ValueError):
-    """A document that is not TOML; `sandbox` tells whether it seems to speak of one."""
-
-    def __init__(self, text: str, line: int, found: str, expected: str = "TOML 1.0", hint: str = "") -> None:
-        super().__init__(found)
-        where = looks_like_sandbox(text)
-        self.sandbox = bool(where)
-        self.line = line or where
-        self.found, self.expected, self.hint = found, expected, hint
-
-
-def _parse(data: str | bytes) -> tuple[dict[str, Any], Scan]:
-    """Parse TOML. Raises _Broken."""
-    if isinstance(data, bytes):
-        try:
-            text = data.decode()
-        except UnicodeDecodeError as error:
-            loose = data.decode("latin-1")
-            line = data.count(b"\n", 0, error.start) + 1
-            found = f"the byte 0x{data[error.start]:02x}, which is not UTF-8"
-            raise _Broken(loose, line, found, "UTF-8", "save the file as UTF-8") from None
-    else:
-        text = data
-    if text.startswith("\ufeff"):
-        raise _Broken(text, 1, "a byte order mark", "UTF-8 without one", "save the file as UTF-8 without BOM")
-    places = scan(text)
-    if places.deep:
-        raise _Broken(text, places.deep, f"a key of more than {MAX_PARTS} parts", "fewer")
-    try:
-        return tomllib.loads(text), places
-    except RecursionError:
-        raise _Broken(text, 0, "values nested too deep", "fewer levels") from None
-    except ValueError as error:
-        raise _Broken(text, _line_in(str(error)), f"text that does not parse ({error})") from None
-
-
-def _line_in(message: str) -> int:
-    """Return the line that tomllib names in its message (`… (at line 3, column 1)`), 0 when it names none."""
-    _, found, rest = message.rpartition("(at line ")
-    digits = rest.partition(",")[0]
-    return int(digits) if found and digits.isdigit() else 0
 
 
 def _path_of(key: str) -> KeyPath:
@@ -331,9 +277,9 @@ class _Reader:
         return policy
 
     def _narrow(self, policy: Policy, values: dict[str, dict[str, Any]]) -> Policy:
-        """Lower what the file left open to the ceiling: a default asks for nothing, so it cannot exceed it."""
+        """Lower what the file left open to the ceiling: a default asks for nothing, it cannot exceed it."""
         bounds = self.ceiling
-        top, network, ssh = values[""], values["network"], values["ssh"]
+        top, ssh = values[""], values["ssh"]
         if "level" not in top and _wider(policy.level, bounds.level, LEVELS):
             policy = replace(policy, level=bounds.level)
         if "preset" not in values["limits"] and _wider(policy.preset, bounds.limits, PRESETS):
@@ -370,100 +316,6 @@ def _elsewhere(leaf: str) -> str:
     """Return where a key belongs that stands in the wrong table, `""` when there is no such key."""
     places = [f"[sandbox{'.' * bool(key.table)}{key.table}]" for key in KEYS if key.leaf == leaf]
     return f"it belongs to {' or '.join(places)}" if places else ""
-
-
-class _Read(NamedTuple):
-    data: bytes
-    identity: tuple[int, ...]
-
-
-def _read_file(name: str, workspace: str | None) -> _Read | None:
-    """Return the bytes of a policy file, None when there is none.
-
-    `workspace` None: a file of the user's own, which may be a link to anywhere.
-
-    Raises:
-        PolicyError: it is there and cannot be used; the message says why.
-    """
-
-    def refuse(found: str, expected: str = "a regular file that can be read", hint: str = "") -> PolicyError:
-        return PolicyError(problems=[Problem("", 0, found, expected, hint, name)])
-
-    try:
-        before = os.stat(name)
-        if not stat.S_ISREG(before.st_mode):  # before opening: to open a device can have effects
-            raise refuse(_kind(before.st_mode), "a regular file")
-        # non-blocking: a FIFO may have taken its place in between
-        handle = os.open(name, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
-    except (FileNotFoundError, NotADirectoryError):
-        if os.path.islink(name):
-            raise refuse("a dangling link", hint="remove it, or restore its target") from None
-        return None
-    except OSError as error:
-        raise refuse(f"a file that cannot be opened ({error.strerror})") from None
-    except ValueError as error:  # NUL in the name
-        raise refuse(str(error), "a path") from None
-    try:
-        info = os.fstat(handle)
-        if not stat.S_ISREG(info.st_mode):
-            raise refuse(_kind(info.st_mode), "a regular file")
-        for found, expected, hint in _ownership(info, name, workspace, handle):
-            raise refuse(found, expected, hint)
-        data = b""
-        while len(data) <= MAX_FILE:
-            chunk = os.read(handle, MAX_FILE + 1 - len(data))
-            if not chunk:
-                return _Read(data, file_identity(info))
-            data += chunk
-        raise refuse("a file over 1 MiB", "at most 1 MiB")
-    except OSError as error:
-        raise refuse(f"a file that cannot be read ({error.strerror})") from None
-    finally:
-        os.close(handle)
-
-
-def _ownership(
-    info: os.stat_result, name: str, workspace: str | None, handle: int
-) -> Iterator[tuple[str, str, str]]:
-    """Yield (found, expected, hint) when somebody else could have written the file."""
-    trusted = {0, os.geteuid()}
-    whose = "the user"
-    if workspace is not None:
-        trusted.add(os.stat(workspace).st_uid)
-        whose = "the workspace's owner"
-        if os.path.islink(name):
-            try:
-                target = os.readlink(f"/proc/self/fd/{handle}")
-            except OSError:  # no /proc (macOS)
-                target = os.path.realpath(name)
-            root = os.path.realpath(workspace)
-            if not target.startswith(root.rstrip("/") + "/"):
-                yield f"a link out of the workspace ({target})", "a file inside it", "copy the file instead"
-    if info.st_uid not in trusted:
-        yield (
-            f"a file of uid {info.st_uid}",
-            f"a file of {whose}",
-            f"chown it, or remove {os.path.basename(name)}",
-        )
-    if info.st_mode & 0o022:
-        others = "everybody" if info.st_mode & 0o002 else "its group"
-        mode = stat.S_IMODE(info.st_mode)
-        yield (
-            f"a file that {others} may write to (mode {mode:04o})",
-            "a file that only its owner may write to",
-            f"chmod go-w {os.path.basename(name)}",
-        )
-
-
-def _kind(mode: int) -> str:
-    kinds = (
-        (stat.S_ISDIR, "a directory"),
-        (stat.S_ISFIFO, "a FIFO"),
-        (stat.S_ISSOCK, "a socket"),
-        (stat.S_ISCHR, "a character device"),
-        (stat.S_ISBLK, "a block device"),
-    )
-    return next((name for test, name in kinds if test(mode)), "a special file")
 
 
 def _unreadable(source: str, error: Exception) -> Problem:

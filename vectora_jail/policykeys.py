@@ -1,7 +1,7 @@
-"""Every key of `[sandbox]` and every field of the ceiling, as data: what it takes, and whose consent it needs.
+"""Every key of `[sandbox]` and every field of the ceiling, as data: what it takes, whose consent it needs.
 
-The readers (`policyvalues`, `policyfile`), the reference (`python -m vectora_jail.policykeys`) and `init_text()` all
-walk these tables, so a key exists in one place only. Defaults are those of the classes in `policy.py`.
+The readers (`policyvalues`, `policyfile`), the reference and the text of `init` (`policydocs`) walk these
+tables, so a key exists in one place only. Defaults are those of the classes in `policy.py`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ __all__ = [
     "TABLES",
     "Key",
     "key_named",
-    "reference",
 ]
 
 # Each from the narrowest to the widest: a ceiling admits its own value and everything before it.
@@ -37,7 +36,7 @@ TIB_MB = 1024 * 1024
 
 
 class Key(NamedTuple):
-    """One key: its dotted name below `sandbox`, its kind (a checker of `policyvalues`), its range, its consent."""
+    """One key: its dotted name below `sandbox`, its kind (a checker of `policyvalues`), range and consent."""
 
     name: str
     kind: str
@@ -216,3 +215,9 @@ _BY_NAME = {key.name: key for key in KEYS}
 def key_named(name: str) -> Key | None:
     """Return the key with the dotted `name`, or None."""
     return _BY_NAME.get(name)
+
+
+if __name__ == "__main__":
+    from vectora_jail.policydocs import reference
+
+    print(reference())  # noqa: T201 - run as a command

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from vectora_jail.errors import Problem
 from vectora_jail.policykeys import GIT_LEVELS, ISOLATIONS, LEVELS, NETWORK_MODES, PRESETS
-from vectora_jail.policyvalues import lexical_path, quote, split_target, unescape_path
+from vectora_jail.policytext import lexical_path, quote, split_target, unescape_path
 
 if TYPE_CHECKING:
     from vectora_jail.policy import Ceiling, Policy
@@ -100,7 +100,7 @@ def _lockdown_conflicts(policy: Policy) -> Iterator[Problem]:
 
 
 def exceeds(policy: Policy, ceiling: Ceiling, *, workspace: str = "", home: str = "") -> list[Problem]:
-    """Return a problem for everything that the policy asks for beyond the ceiling; each names the missing consent.
+    """Return a problem for everything that the policy asks for beyond the ceiling, with the consent it needs.
 
     Args:
         policy: A valid policy.
@@ -294,7 +294,7 @@ def _covered(asked: str, allowed: Iterable[str]) -> bool:
 
 
 def _target_listed(target: tuple[str, str, int], allowed: Iterable[str]) -> bool:
-    """Return whether an ssh target is consented to: an entry without user is the default one, without port is 22."""
+    """Return whether an ssh target is listed (an entry without a user: the default one; no port: 22)."""
     user, host, port = target
     for entry in allowed:
         if entry == "*":

@@ -1,35 +1,35 @@
 """What one value of a policy may be: exact types, ranges and syntax, each refusal with what to write instead.
 
-Pure and without the file system. A checker gets a `Key` and a value (from TOML or from Python) and returns the value
-in its settled form (lists as tuples, tables as `FrozenMap`) and the problems that it found.
+Pure and without the file system. A checker gets a `Key` and a value (from TOML or from Python) and returns
+the value in its settled form (lists as tuples, tables as `FrozenMap`) and the problems that it found.
 """
 
 from __future__ import annotations
 
 import os
-import posixpath
 import re
 from collections.abc import Callable, Mapping
-from typing import Any, NoReturn
+from typing import Any
 
 from vectora_jail.errors import Problem
 from vectora_jail.policykeys import Key
+from vectora_jail.policytext import (
+    NAME_PATTERN,
+    FrozenMap,
+    describe,
+    lexical_path,
+    quote,
+    split_target,
+    suggestion,
+    unescape_path,
+)
 
-__all__ = [
-    "FrozenMap",
-    "check_value",
-    "describe",
-    "lexical_path",
-    "split_target",
-    "suggestion",
-    "unescape_path",
-]
+__all__ = ["check_value", "unescape_path"]
 
 PATH_MAX = 4095  # bytes without the final NUL, limits.h
 NAME_MAX = 255
 LIST_MAX = 10_000
 
-_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*")
 _ENV_NAME = re.compile(r"[^\s=\x00-\x1f\x7f]+")
 _DOLLAR_NAME = re.compile(r"(?<!\\)\$[A-Za-z_{(]")
 _RESERVED_ENV = "VECTORA_SANDBOX_"
@@ -38,105 +38,12 @@ _RESERVED_ENV = "VECTORA_SANDBOX_"
 _NEVER_GRANTED = ("/proc", "/dev", "/sys", "/run/vectora-jail")
 
 
-class FrozenMap(dict[str, str]):
-    """A dict of strings that never changes, hashes and pickles, so that it can be part of a frozen value."""
-
-    def __hash__(self) -> int:  # type: ignore[override]
-        return hash(tuple(sorted(self.items())))
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return (FrozenMap, (dict(self),))
-
-    def _refuse(self, *_: object, **__: object) -> NoReturn:
-        raise TypeError("a policy's tables do not change; make a new policy with `with_`")
-
-    __setitem__ = __delitem__ = clear = pop = popitem = setdefault = update = __ior__ = _refuse  # type: ignore[assignment]
-
-
-def describe(value: object) -> str:
-    """Render a value as TOML would write it, shortened, with the name of its type where that is not obvious."""
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if isinstance(value, str):
-        return f"{quote(value)} (a string)"
-    if isinstance(value, int):
-        # str() of a huge int is slow and, past 4300 digits, an error
-        return f"{value} (an integer)" if value.bit_length() < 256 else "an integer of many digits"
-    if isinstance(value, float):
-        return f"{value} (a float)"
-    if isinstance(value, (list, tuple)):
-        return "a list"
-    if isinstance(value, Mapping):
-        return "a table"
-    return f"a value of type {type(value).__name__}"
-
-
-def quote(text: str) -> str:
-    """Return `text` in double quotes with control characters escaped, at most 80 characters of it."""
-    import json
-
-    return json.dumps(text if len(text) <= 80 else text[:77] + "...", ensure_ascii=False)
-
-
-def suggestion(name: str, known: object) -> str:
-    """Return `did you mean …?` for a misspelt name, or `""`."""
-    import difflib
-
-    folded = {str(item).lower().replace("-", "_"): str(item) for item in known}  # type: ignore[attr-defined]
-    close = difflib.get_close_matches(name.lower().replace("-", "_")[:100], folded, n=1, cutoff=0.6)
-    return f"did you mean {quote(folded[close[0]])}?" if close else ""
-
-
-def unescape_path(path: str) -> str:
-    """Return the path that a policy means: `$$` is a literal dollar."""
-    return path.replace("$$", "$")
-
-
-def lexical_path(path: str, workspace: str, home: str) -> str:
-    """Return the absolute, normalised form of a policy's path, without looking at the file system."""
-    text = unescape_path(path)
-    if text == "~" or text.startswith("~/"):
-        text = home.rstrip("/") + text[1:] if home.strip("/") else text[1:] or "/"
-    joined = posixpath.normpath(posixpath.join(workspace, text))
-    return "/" + joined.lstrip("/") if joined.startswith("/") else joined  # POSIX keeps a leading "//"
-
-
-def split_target(text: str) -> tuple[str, str, int]:
-    """Split `[user@]host[:port]` into (user, host, port); `""` and 0 for what is absent.
-
-    Raises:
-        ValueError: the text is no such target; the message says why.
-    """
-    user, at, rest = text.rpartition("@")
-    if at and not _NAME.fullmatch(user):
-        raise ValueError("the user is not a name")
-    port = ""
-    if rest.startswith("["):
-        host, bracket, tail = rest[1:].partition("]")
-        if not bracket or ":" not in host or (tail and not tail.startswith(":")):
-            raise ValueError("brackets hold an IPv6 address")
-        port = tail[1:] if tail else ""
-        if tail and not port:
-            raise ValueError("the port is missing")
-    elif rest.count(":") > 1:
-        raise ValueError("an IPv6 address stands in brackets")
-    else:
-        host, colon, port = rest.partition(":")
-        if colon and not port:
-            raise ValueError("the port is missing")
-    if not re.fullmatch(r"[A-Za-z0-9_.:%][A-Za-z0-9_.:%-]*", host):
-        raise ValueError("the host is not a name or an address")
-    if port and not (port.isascii() and port.isdigit() and 0 < len(port) < 6 and 0 < int(port) < 65536):
-        raise ValueError("the port is not a number from 1 to 65535")
-    return user, host, int(port or 0)
-
-
 Checked = tuple[Any, list[Problem]]
 
 
-def check_value(key: Key, value: object, *, prefix: str = "") -> Checked:
-    """Return the settled value and its problems (empty when it is fine); `prefix` goes before the key's name."""
-    return _CHECKERS[key.kind](key._replace(name=prefix + key.name) if prefix else key, value)
+def check_value(key: Key, value: object) -> Checked:
+    """Return the settled value and its problems (empty when it is fine)."""
+    return _CHECKERS[key.kind](key, value)
 
 
 def _wrong(key: Key, found: str, expected: str = "", hint: str = "", at: str = "") -> Problem:
@@ -199,7 +106,7 @@ def _text(key: Key, value: object) -> Checked:
 
 def _name(key: Key, value: object) -> Checked:
     problems = _string(key, value)
-    if not problems and not _NAME.fullmatch(str(value)):
+    if not problems and not NAME_PATTERN.fullmatch(str(value)):
         hint = "a name in the embedder's ssh_keys, never a path" if key.leaf == "key" else ""
         problems.append(_wrong(key, quote(str(value)), hint=hint))
     return value, problems
@@ -318,7 +225,9 @@ def _names(key: Key, value: object) -> Checked:
     def check(key: Key, item: object, at: str) -> Checked:
         problems = _string(key, item, at, "a name")
         name = str(item)
-        if not problems and not (_NAME.fullmatch(name) or (key.name == "seccomp_allow" and name == "*")):
+        if not problems and not (
+            NAME_PATTERN.fullmatch(name) or (key.name == "seccomp_allow" and name == "*")
+        ):
             problems.append(_wrong(key, quote(name), "a name", at=at))
         return item, problems
 
@@ -387,7 +296,7 @@ def _hosts(key: Key, value: object) -> Checked:
     for name, address in entries.items():
         try:
             parse_pin(name, address)
-        except RuleError as error:
+        except RuleError as error:  # noqa: PERF203 - each entry has its own problem
             hint = "; ".join(part for part in (error.problem, error.hint) if part)
             problems.append(_wrong(key, quote(address), "a name and its address", hint, f".{name}"))
     return FrozenMap(entries), problems

@@ -1,22 +1,22 @@
 """Where each key of a TOML document stands: a line scanner beside tomllib, which keeps no positions.
 
-It reads broken documents too, never raises and is linear in the text. It decides nothing about the policy: it only
-places messages, finds keys nested deeper than `MAX_PARTS` (on which tomllib is slower than quadratic: 20,000 parts of
-a dotted key take seconds), and tells whether a broken file looks as if it spoke of a sandbox.
+It reads broken documents too, never raises and is linear in the text. It decides nothing about the policy: it
+places messages, finds keys nested deeper than `MAX_PARTS` (on which tomllib is slower than quadratic: 20,000
+parts of a dotted key take seconds), and tells whether a broken file looks as if it spoke of a sandbox.
 """
 
 from __future__ import annotations
 
 import re
 from bisect import bisect_right
-from typing import NamedTuple, Union
+from typing import NamedTuple
 
 __all__ = ["MAX_PARTS", "KeyPath", "Scan", "looks_like_sandbox", "near_miss", "scan"]
 
 MAX_PARTS = 64
 """Parts of one dotted key or header; a policy needs three."""
 
-KeyPath = tuple[Union[str, int], ...]
+KeyPath = tuple[str | int, ...]
 """Names from the root; a number is a position in a list."""
 
 _BARE = re.compile(r"[A-Za-z0-9_-]+")
@@ -214,7 +214,7 @@ _ESCAPED_KEY = re.compile(r'\s*(?:\[\[?\s*)?"[^"]*\\[uU]')
 
 
 def looks_like_sandbox(text: str) -> int:
-    """Return the line at which a document that cannot be parsed seems to speak of a sandbox, 0 when none does."""
+    """Return the line at which a broken document seems to speak of a sandbox, 0 when none does."""
     clean = _INVISIBLE.sub("", text)
     for number, line in enumerate(re.split(r"\r\n|[\n\r\v\f\x85\u2028\u2029]", clean), 1):
         if _SANDBOX_LINE.match(line) or _ESCAPED_KEY.match(line):
