@@ -36,12 +36,13 @@ NATIVE = {"amd64": "x86_64", "arm64": "aarch64"}.get(platform.machine(), platfor
 FLAGS = [
     "-std=gnu11", "-Os", "-static", "-s", "-pthread",
     "-ffunction-sections", "-fdata-sections", "-fstack-protector-strong",
-    "-Wl,--gc-sections", "-Wl,-z,relro,-z,now", "-Wl,-z,noexecstack",
+    "-Wl,--gc-sections", "-Wl,--fatal-warnings", "-Wl,-z,relro,-z,now", "-Wl,-z,noexecstack",
     "-Wall", "-Wextra", "-Wshadow", "-Wconversion", "-Wformat=2",
     "-Wstrict-prototypes", "-Wmissing-prototypes",
     "-Icsrc", "-Icsrc/core", "-Iworker",
 ]  # fmt: skip
 PT_INTERP = 3
+MACHINES = {62: "x86_64", 183: "aarch64"}  # e_machine, elf(5)
 
 
 def sources(program: str) -> list[str]:
@@ -63,13 +64,18 @@ def is_static(elf: bytes) -> bool:
     return PT_INTERP not in types
 
 
-def makes_musl(compiler: str) -> bool:
-    """Whether this compiler's programs use musl by themselves, as on Alpine."""
+def architecture(elf: bytes) -> str:
+    """Name of the machine that an ELF image is for, "" for another one."""
+    return MACHINES.get(struct.unpack_from("<H", elf, 18)[0], "") if elf[:4] == b"\x7fELF" else ""
+
+
+def target(compiler: list[str]) -> str:
+    """The compiler's own word for what it makes (x86_64-linux-musl), "" when it has none."""
     try:
-        out = subprocess.run([compiler, "-dumpmachine"], capture_output=True, text=True, check=False)
+        out = subprocess.run([*compiler, "-dumpmachine"], capture_output=True, text=True, check=False)
     except OSError:
-        return False
-    return "musl" in out.stdout
+        return ""
+    return out.stdout.strip()
 
 
 def compilers() -> dict[str, list[str]]:
@@ -79,13 +85,15 @@ def compilers() -> dict[str, list[str]]:
         cc = [*shlex.split(zig), "cc"]
         return {a: [*cc, "-target", f"{a}-linux-musl"] for a in ("x86_64", "aarch64")}
     if own := os.environ.get("VJ_WORKER_CC"):
-        return {NATIVE: shlex.split(own)}
+        command = shlex.split(own)
+        arch = target(command).partition("-")[0]  # a cross compiler says so
+        return {arch if arch in MACHINES.values() else NATIVE: command}
     if shutil.which("musl-gcc"):
         return {NATIVE: ["musl-gcc"]}
     cc = (os.environ.get("CC") or get_config_var("CC") or "cc").split()[0]
     if not shutil.which(cc):
         raise SystemExit("vectora-jail: no static C compiler: apt install musl-tools")
-    if not makes_musl(cc):
+    if "musl" not in target([cc]):
         print(
             "vectora-jail: warning: no musl compiler, the worker is linked with glibc: it starts three times "
             "slower and is thirty times larger (apt install musl-tools)",
@@ -133,7 +141,7 @@ class BuildWorker(Command):
                 if not path.exists():
                     continue
                 image = path.read_bytes()
-            if not is_static(image):
+            if not is_static(image) or architecture(image) != arch:
                 raise SystemExit(
                     f"vectora-jail: {program} for {arch} is not a static 64-bit program: {commands[arch]}"
                 )

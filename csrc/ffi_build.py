@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from sysconfig import get_config_var
 
 from cffi import FFI
 
@@ -36,7 +37,7 @@ ffi.set_source(
     sources=sources,
     include_dirs=["csrc", "csrc/core", "worker", GENERATED],
     depends=[*headers, *cdefs, f"{GENERATED}/image_hash.h"],
-    py_limited_api=True,
+    py_limited_api=not get_config_var("Py_GIL_DISABLED"),  # free-threaded builds have no stable ABI
     extra_compile_args=[
         "-std=gnu11",
         "-O2",

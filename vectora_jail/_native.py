@@ -196,6 +196,15 @@ def sealed_memfd(name: str, data: bytes) -> int:
     return fd
 
 
+def _after_fork() -> None:
+    """Another thread of the parent may have held the lock; the descriptors are good in the child too."""
+    global _lock  # noqa: PLW0603 — a held lock cannot be released by anybody in this process
+    _lock = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_after_fork)
+
+
 # ---- start ----
 
 

@@ -156,6 +156,8 @@ def test_a_dynamic_program_is_noticed():
     assert setup.is_static((PACKAGE / f"vectora-jail-worker-{ARCH}").read_bytes())
     assert not setup.is_static(Path(sys.executable).resolve().read_bytes())
     assert not setup.is_static(b"#!/bin/sh\n")
+    assert setup.architecture(Path(sys.executable).resolve().read_bytes()) == ARCH
+    assert setup.architecture(b"#!/bin/sh\n") == ""
 
 
 @in_tree
@@ -171,6 +173,8 @@ def test_the_environment_chooses_the_compiler(monkeypatch):
         setup.compilers()
     monkeypatch.setenv("VJ_WORKER_CC", "clang -static")
     assert setup.compilers() == {ARCH: ["clang", "-static"]}
+    monkeypatch.setattr(setup, "target", lambda _: "aarch64-linux-gnu")
+    assert setup.compilers() == {"aarch64": ["clang", "-static"]}
     monkeypatch.setenv("VJ_ZIG", "/a/python -m ziglang")
     assert setup.compilers()["aarch64"] == [
         "/a/python",
