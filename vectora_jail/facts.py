@@ -1,7 +1,8 @@
 """What one plan has to know about a host: values only, no file system is touched here.
 
-`probe.collect_facts` fills these in on a local host, the launcher's answer does on a remote one, and tests write them
-by hand. Paths are absolute bytes; every `path` is fully resolved, so that no component of it is a symbolic link.
+`probe.collect_facts` fills these in on a local host, the launcher's answer does on a remote one, and tests
+write them by hand. Paths are absolute bytes; every `path` is fully resolved, so that no component of it is
+a symbolic link.
 """
 
 from __future__ import annotations

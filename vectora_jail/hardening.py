@@ -1,8 +1,8 @@
 """What the entering child does in every new jail before anything else, and what it hides of /proc. Pure.
 
-Order matters: the tree is made private first (a mount that the host makes later would appear inside otherwise), limits
-of the jail's own user namespace are lowered while /proc/sys is still writable, then it closes.
-Sources: mount_namespaces(7), proc(5), namespaces(7) `/proc/sys/user`.
+Order matters: the tree is made private first (a mount that the host makes later would appear inside
+otherwise), limits of the jail's own user namespace are lowered while /proc/sys is still writable, then it
+closes. Sources: mount_namespaces(7), proc(5), namespaces(7) `/proc/sys/user`.
 """
 
 from __future__ import annotations
@@ -29,10 +29,26 @@ _READ_ONLY = (
     b"/proc/asound",
     b"/proc/driver",
 )
-_COVERED_FOR_ROOT = (
-    "kcore kmsg kpagecount kpageflags kpagecgroup slabinfo vmallocinfo timer_list sched_debug pagetypeinfo keys key-users "
-    "mtrr kallsyms iomem ioports config.gz latency_stats"
-).split()
+_COVERED_FOR_ROOT = [
+    "kcore",
+    "kmsg",
+    "kpagecount",
+    "kpageflags",
+    "kpagecgroup",
+    "slabinfo",
+    "vmallocinfo",
+    "timer_list",
+    "sched_debug",
+    "pagetypeinfo",
+    "keys",
+    "key-users",
+    "mtrr",
+    "kallsyms",
+    "iomem",
+    "ioports",
+    "config.gz",
+    "latency_stats",
+]
 """uid 0 without any capability still owns every root-owned file of procfs."""
 
 _OWN_FOR_ROOT = (b"oom_score_adj", b"autogroup", b"clear_refs", b"coredump_filter", b"sched")

@@ -1,8 +1,8 @@
 """Which parts of the system a jail sees: directories to bind, links to make again, small files to copy.
 
-`/etc` is chosen by name. What is not world-readable is never taken, nor what looks as if it held a credential: a jail
-of root would read it otherwise. Copies belong to the jail's own user, so that ssh accepts its configuration.
-Sources: hier(7), file-hierarchy(7), findings on other jails' lists.
+`/etc` is chosen by name. What is not world-readable is never taken, nor what looks as if it held a
+credential: a jail of root would read it otherwise. Copies belong to the jail's own user, so that ssh
+accepts its configuration. Sources: hier(7), file-hierarchy(7), findings on other jails' lists.
 """
 
 from __future__ import annotations
@@ -48,19 +48,21 @@ _MERGED = (b"/bin", b"/sbin", b"/lib", b"/lib32", b"/lib64", b"/libx32")
 
 _ETC_FILES = frozenset(
     (
-        b"adjtime bash.bashrc bash.bash_logout bashrc bindresvport.blacklist ca-certificates.conf csh.cshrc "
-        b"debian_version deb-release environment fedora-release gai.conf gitattributes gitconfig host.conf inputrc "
-        b"issue krb5.conf ld.so.cache ld.so.conf ld-musl-aarch64.path ld-musl-x86_64.path libaudit.conf locale.alias "
-        b"locale.conf locale.gen localtime login.defs lsb-release magic magic.mime mailcap manpath.config mime.types "
-        b"nanorc netconfig networks npmrc os-release papersize pip.conf profile protocols redhat-release resolv.conf "
-        b"rpc screenrc services shells system-release timezone tmux.conf vimrc wgetrc zprofile zshenv zshrc"
+        b"adjtime bash.bash_logout bash.bashrc bashrc bindresvport.blacklist ca-certificates.conf "
+        b"csh.cshrc deb-release debian_version environment fedora-release gai.conf gitattributes "
+        b"gitconfig host.conf inputrc issue krb5.conf ld-musl-aarch64.path ld-musl-x86_64.path "
+        b"ld.so.cache ld.so.conf libaudit.conf locale.alias locale.conf locale.gen localtime "
+        b"login.defs lsb-release magic magic.mime mailcap manpath.config mime.types nanorc netconfig "
+        b"networks npmrc os-release papersize pip.conf profile protocols redhat-release resolv.conf "
+        b"rpc screenrc services shells system-release timezone tmux.conf vimrc wgetrc zprofile zshenv "
+        b"zshrc"
     ).split()
 )
 _ETC_DIRECTORIES = frozenset(
     (
-        b"alternatives bash_completion.d ca-certificates crypto-policies dpkg elinks emacs env.d fonts glvnd "
-        b"groff gss ImageMagick-6 ImageMagick-7 jvm ld.so.conf.d lighttpd maven mercurial openmpi OpenCL opt paths.d "
-        b"perl pki profile.d R ssl static terminfo texmf vim vulkan xdg xml zsh"
+        b"alternatives bash_completion.d ca-certificates crypto-policies dpkg elinks emacs env.d fonts "
+        b"glvnd groff gss ImageMagick-6 ImageMagick-7 jvm ld.so.conf.d lighttpd maven mercurial OpenCL "
+        b"openmpi opt paths.d perl pki profile.d R ssl static terminfo texmf vim vulkan xdg xml zsh"
     ).split()
 )
 _ETC_PATTERN = re.compile(
@@ -69,14 +71,19 @@ _ETC_PATTERN = re.compile(
 _ETC_COPIED_DIRECTORIES = (b"/etc/ssh/ssh_config.d", b"/etc/gitconfig.d")
 _ETC_COPIED_FILES = (b"/etc/ssh/ssh_config", b"/etc/java/java.conf")
 
+# fmt: off
 ETC_SECRETS = (
-    "shadow shadow- gshadow gshadow- sudoers sudoers.d sudo.conf ssh/ssh_host_*_key ssl/private pki/tls/private "
-    "pki/private ssl/certs/private krb5.keytab security/opasswd .pwd.lock ppp/*-secrets wireguard openvpn ipsec.d "
-    "ipsec.secrets NetworkManager/system-connections wpa_supplicant docker/key.json kubernetes rancher "
-    "apt/auth.conf apt/auth.conf.d letsencrypt/archive letsencrypt/live letsencrypt/keys fstab.d cifs-credentials "
-    "samba/private postfix/sasl_passwd postfix/sasl_passwd.db exim4/passwd.client mysql/debian.cnf msmtprc "
-    "polkit-1/localauthority swtpm-localca.conf libvirt vault.d credstore credstore.encrypted"
-).split()
+    "shadow", "shadow-", "gshadow", "gshadow-", "sudoers", "sudoers.d", "sudo.conf",
+    "ssh/ssh_host_*_key", "ssl/private", "pki/tls/private", "pki/private", "ssl/certs/private",
+    "krb5.keytab", "security/opasswd", ".pwd.lock", "ppp/*-secrets", "wireguard", "openvpn", "ipsec.d",
+    "ipsec.secrets", "NetworkManager/system-connections", "wpa_supplicant", "docker/key.json",
+    "kubernetes", "rancher", "apt/auth.conf", "apt/auth.conf.d", "letsencrypt/archive",
+    "letsencrypt/live", "letsencrypt/keys", "fstab.d", "cifs-credentials", "samba/private",
+    "postfix/sasl_passwd", "postfix/sasl_passwd.db", "exim4/passwd.client", "mysql/debian.cnf",
+    "msmtprc", "polkit-1/localauthority", "swtpm-localca.conf", "libvirt", "vault.d", "credstore",
+    "credstore.encrypted",
+)
+# fmt: on
 """Below /etc; covered wherever the whole of /etc shows."""
 
 _HOME_FILES = (
@@ -168,25 +175,38 @@ def _etc_link(path: bytes) -> list[SystemEntry]:
     return _copy(path, target)
 
 
+_read: dict[bytes, tuple[tuple[int, ...], bytes | None]] = {}
+"""What `_copy` has read, by place and identity; None: it looked like a secret."""
+
+
 def _copy(path: bytes, source: bytes, *, world: bool = True) -> list[SystemEntry]:
+    try:
+        found = os.stat(source)
+    except OSError:
+        return []
+    if not stat.S_ISREG(found.st_mode) or (world and not found.st_mode & 0o004):
+        return []
+    if found.st_size > _COPY_MAX:
+        return [SystemEntry(path, "bind", source)]
+    identity = (found.st_dev, found.st_ino, found.st_mtime_ns, found.st_ctime_ns, found.st_size)
+    known = _read.get(source)
+    if known is None or known[0] != identity:
+        data = _content(source)
+        known = _read[source] = (identity, None if data is None or _LOOKS_SECRET.search(data) else data)
+    return [] if known[1] is None else [SystemEntry(path, "data", data=known[1])]
+
+
+def _content(source: bytes) -> bytes | None:
     try:
         descriptor = os.open(source, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY)
     except OSError:
-        return []
+        return None
     try:
-        found = os.fstat(descriptor)
-        if not stat.S_ISREG(found.st_mode) or (world and not found.st_mode & 0o004):
-            return []
-        if found.st_size > _COPY_MAX:
-            return [SystemEntry(path, "bind", source)]
-        data = os.read(descriptor, _COPY_MAX + 1)
+        return os.read(descriptor, _COPY_MAX) if stat.S_ISREG(os.fstat(descriptor).st_mode) else None
     except OSError:
-        return []
+        return None
     finally:
         os.close(descriptor)
-    if _LOOKS_SECRET.search(data):
-        return []
-    return [SystemEntry(path, "data", data=data)]
 
 
 def _names(directory: bytes) -> list[bytes]:
@@ -214,11 +234,13 @@ def home_entries(home: bytes, sensitive: Iterable[bytes]) -> tuple[SystemEntry, 
 
 
 def home_files(home: bytes) -> tuple[SystemEntry, ...]:
-    """Return copies of the user's settings that commands need to work as outside, as far as they hold no secret."""
+    """Return copies of the user's settings that commands need, as far as they hold no secret."""
     entries: list[SystemEntry] = []
     for name in _HOME_FILES:
         path = home + b"/" + name
-        entries += [replace(entry, perms=0o644) for entry in _copy(path, path, world=False) if entry.kind == "data"]
+        entries += [
+            replace(entry, perms=0o644) for entry in _copy(path, path, world=False) if entry.kind == "data"
+        ]
     return tuple(entries)
 
 

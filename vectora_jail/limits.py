@@ -1,7 +1,7 @@
-"""From the limits of a policy to what the kernel and the worker are told: rlimits, sampler numbers, tmpfs sizes.
+"""From the limits of a policy to rlimits, sampler numbers and the sizes of private file systems.
 
-Numbers of the resources are Linux's own and the same on x86-64 and aarch64, getrlimit(2). RLIMIT_AS is left alone:
-Go, Java and V8 reserve address space that they never use.
+Numbers of the resources are Linux's own and the same on x86-64 and aarch64, getrlimit(2). RLIMIT_AS is left
+alone: Go, Java and V8 reserve address space that they never use.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ CPU, FSIZE, STACK, CORE, NPROC, NOFILE, MEMLOCK, SIGPENDING, MSGQUEUE, NICE, RTP
 INFINITY = (1 << 64) - 1
 NOFILE_MAX = 65_536
 NOFILE_RESERVE = 512
-"""Descriptors that stay between a jail's limit and the backend's own: descriptors in flight are counted per user and
+"""Descriptors between a jail's limit and the backend's own: those in flight are counted per user and
 compared with the sender's limit (ETOOMANYREFS), unix(7)."""
 NOFILE_MIN = 256
 _MIB = 1 << 20
@@ -135,56 +135,35 @@ def _layers(
     counted: bool,
 ) -> tuple[Layer, ...]:
     """Say for each limit what holds it; `partial` where a command can get past it for a while."""
-    groups = facts.cgroup.writable and "memory" in facts.cgroup.controllers
-    group = f"control group v{facts.cgroup.version}"
-    layers = []
-    if memory:
-        layers.append(
-            Layer("limit:memory", "on", f"{memory // _MIB} MB, {group}")
-            if groups
-            else Layer(
-                "limit:memory", "partial", f"{memory // _MIB} MB, resident memory sampled by the worker"
-            )
-        )
-    else:
-        layers.append(Layer("limit:memory", "off", "none asked for"))
-    if not pids:
-        layers.append(Layer("limit:pids", "off", "none asked for"))
-    elif counted:
-        layers.append(Layer("limit:pids", "on", f"{pids}, RLIMIT_NPROC in the jail's own user namespace"))
-    elif facts.cgroup.writable and "pids" in facts.cgroup.controllers:
-        layers.append(Layer("limit:pids", "on", f"{pids}, {group}"))
-    else:
-        why = (
-            "the kernel exempts uid 0 from RLIMIT_NPROC"
-            if facts.user.uid == 0
-            else "no user namespace of its own"
-        )
-        layers.append(Layer("limit:pids", "partial", f"{pids}, counted by the worker ({why})"))
-    layers.append(
-        Layer(
-            "limit:disk", "partial", f"{disk // _MIB} MB, bytes written are sampled; one file: RLIMIT_FSIZE"
-        )
-        if disk
-        else Layer("limit:disk", "off", "none asked for")
+    exempt = (
+        "the kernel exempts uid 0 from RLIMIT_NPROC"
+        if facts.user.uid == 0
+        else "no user namespace of its own"
     )
-    layers.append(
-        Layer("limit:cpu", "partial", f"{cpu_s:g} s a call, sampled; one process: RLIMIT_CPU")
-        if cpu_s
-        else Layer("limit:cpu", "off", "none asked for")
+    found = (
+        ("memory", memory, "partial", f"{memory // _MIB} MB resident, sampled by the worker"),
+        (
+            "pids",
+            pids,
+            "on" if counted else "partial",
+            f"{pids}, RLIMIT_NPROC in the jail's own user namespace"
+            if counted
+            else f"{pids}, counted by the worker ({exempt})",
+        ),
+        ("disk", disk, "partial", f"{disk // _MIB} MB written, sampled; one file: RLIMIT_FSIZE"),
+        ("cpu", cpu_s, "partial", f"{cpu_s:g} s a call, sampled; one process: RLIMIT_CPU"),
+        ("wall", wall_s, "on", f"{wall_s:g} s a call, held by the worker"),
+        ("cpus", cpus, "partial", f"{cpus:g}, advice only: no control group holds it"),
     )
-    layers.append(
-        Layer("limit:wall", "on", f"{wall_s:g} s a call, held by the worker")
-        if wall_s
-        else Layer("limit:wall", "off", "none asked for")
+    return tuple(
+        Layer(f"limit:{name}", state if value else "off", detail if value else "none asked for")
+        for name, value, state, detail in found
+        if value or name != "cpus"
     )
-    if cpus:
-        layers.append(Layer("limit:cpus", "partial", f"{cpus:g}, advice only: no control group holds it"))
-    return tuple(layers)
 
 
 def tmpfs_sizes(memory: int, memory_total: int) -> TmpfsSizes:
-    """Return the sizes of the private file systems for a memory limit (0: none) on a machine with so much RAM.
+    """Return the sizes of the private file systems for a memory limit (0: none) and so much RAM.
 
     Together they may hold the memory limit, and no more than half of the machine.
     """
@@ -202,5 +181,5 @@ def _page(size: int) -> int:
 
 
 def inodes(size: int) -> int:
-    """Return how many files a tmpfs of `size` bytes may hold: they cost kernel memory that its size does not count."""
+    """Return how many files a tmpfs of `size` bytes may hold: its size does not count what they cost."""
     return max(size // _INODE_BYTES, _INODES_MIN)

@@ -1,6 +1,7 @@
 """What a mount is, what a list of mounts shows, and the same list as bubblewrap's options. Pure.
 
-Options are bytes and travel NUL-separated on a descriptor (`--args`): no shell, no decoding. Source: bwrap(1).
+Options are bytes and travel NUL-separated on a descriptor (`--args`): no shell, no decoding. Source:
+bwrap(1).
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING
 from vectora_jail.errors import UnsupportedPolicy
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable
+    from collections.abc import Collection, Iterable, Mapping
 
 __all__ = [
     "COVER_DIR",
@@ -23,6 +24,7 @@ __all__ = [
     "BwrapLaunch",
     "Mount",
     "bwrap_arguments",
+    "by_place",
     "depth",
     "is_below",
     "is_secret",
@@ -49,8 +51,8 @@ class Mount:
     """One step of building the view."""
 
     kind: str
-    """`ro`, `rw`, `devices` (a bind that keeps device nodes usable), `tmpfs`, `dir`, `symlink`, `data`, `proc`, `dev`,
-    `ro-remount`."""
+    """`ro`, `rw`, `devices` (a bind whose device nodes work), `tmpfs`, `dir`, `symlink`, `data`, `proc`,
+    `dev` or `ro-remount`."""
     dest: bytes
     source: bytes | None = None
     """Where a bind comes from; what a link says."""
@@ -75,37 +77,43 @@ def depth(path: bytes) -> int:
 
 
 def is_below(path: bytes, top: bytes, *, strict: bool = False) -> bool:
-    """Return whether `path` is `top` or inside it (with `strict`: really inside). Both absolute, without links."""
+    """Return whether `path` is `top` or inside it (`strict`: really inside). Both without links."""
     if path == top:
         return not strict
     return path.startswith(top if top == b"/" else top + b"/")
 
 
-def nearest(mounts: Iterable[Mount], path: bytes, *, strict: bool = False) -> Mount | None:
-    """Return the mount that decides what shows at `path`: the deepest one at or above it."""
-    best: Mount | None = None
-    for mount in mounts:
-        if mount.kind == "ro-remount" or not is_below(path, mount.dest, strict=strict):
-            continue
-        if best is None or len(mount.dest) >= len(best.dest):
-            best = mount
-    return best
+def by_place(mounts: Iterable[Mount]) -> dict[bytes, Mount]:
+    """Return the mounts that put something somewhere, by their place."""
+    return {mount.dest: mount for mount in mounts if mount.kind != "ro-remount"}
 
 
-def shows(mounts: Iterable[Mount], path: bytes) -> bool:
+def nearest(at: Mapping[bytes, Mount], path: bytes, *, strict: bool = False) -> Mount | None:
+    """Return the mount that decides what shows at `path`: the deepest at it (unless `strict`) or above."""
+    if not strict and path in at:
+        return at[path]
+    while path not in (b"", b"/"):
+        path = path[: path.rindex(b"/")]
+        found = at.get(path or b"/")
+        if found is not None:
+            return found
+    return None
+
+
+def shows(at: Mapping[bytes, Mount], path: bytes) -> bool:
     """Return whether the host's object at `path` (without links) can be seen inside at the same place."""
-    found = nearest(mounts, path)
+    found = nearest(at, path)
     if found is None:
         return False
     return found.is_bind if found.dest != path else found.kind not in ("tmpfs", "dir")
 
 
-def visible(mounts: Iterable[Mount], path: bytes) -> bool:
-    """Return whether what the host has at `path`, perhaps spelled over links that a plan makes again, shows inside."""
+def visible(at: Mapping[bytes, Mount], path: bytes) -> bool:
+    """Return whether what the host has at `path`, perhaps spelled over links, shows inside."""
     for _ in range(40):
-        mount = nearest(mounts, path)
+        mount = nearest(at, path)
         if mount is None or mount.kind != "symlink":
-            return mount is not None and shows(mounts, path)
+            return mount is not None and shows(at, path)
         text = mount.source or b""
         base = text if text.startswith(b"/") else posixpath.join(posixpath.dirname(mount.dest), text)
         path = posixpath.normpath(base + path[len(mount.dest) :])
@@ -132,7 +140,8 @@ def bwrap_arguments(
 ) -> tuple[list[bytes], list[bytes]]:
     """Return all options for a jail, and the files that it reads from descriptors, in order from `fd_base`.
 
-    The worker's image is read from descriptor `fd_base - 1`. `--args`, `--info-fd` and the command are the start's.
+    The worker's image is read from descriptor `fd_base - 1`. `--args`, `--info-fd` and the command are the
+    start's.
 
     Raises:
         UnsupportedPolicy: more options than bwrap takes (code `too_many_mounts`).
@@ -168,8 +177,9 @@ def bwrap_arguments(
 def _namespace_arguments(launch: BwrapLaunch) -> list[bytes]:
     """Return everything but the mounts; the environment is the worker's business, so bwrap's is empty.
 
-    `--unshare-all` only tries the user namespace, hence `--unshare-user` beside it. `--new-session` also takes the jail
-    out of the backend's autogroup, whose nice value a command could change otherwise, sched(7).
+    `--unshare-all` only tries the user namespace, hence `--unshare-user` beside it. `--new-session` also
+    takes the jail out of the backend's autogroup, whose nice value a command could change otherwise,
+    sched(7).
     """
     args = [b"--unshare-all", b"--unshare-user", b"--as-pid-1", b"--cap-drop", b"ALL", b"--clearenv"]
     args += [b"--new-session", b"--die-with-parent", b"--hostname", launch.hostname]

@@ -83,7 +83,7 @@ def look(path: bytes, links: list[tuple[bytes, bytes]] | None = None) -> PathFac
 
 
 def reachable_by(path: bytes, uid: int, groups: Collection[int]) -> bool:
-    """Return whether a user may pass every directory above `path` and read what is there, by owner and mode alone."""
+    """Return whether a user may reach and read `path`, by owners and modes alone."""
     place = path
     while True:
         try:

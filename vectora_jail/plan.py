@@ -1,8 +1,9 @@
 """JailPlan: everything that one jail of one workspace will be, decided before anything is started. Pure.
 
-`build_plan` takes a policy and the facts of a host and touches nothing: equal input gives an equal plan, which can be
-printed (`explain`), compared and tested without a kernel. What the policy asks for and this host cannot enforce is an
-error here, never a weaker jail; what is only missing belt and braces is a layer that says so.
+`build_plan` takes a policy and the facts of a host and touches nothing: equal input gives an equal plan,
+which can be printed (`explain`), compared and tested without a kernel. What the policy asks for and this
+host cannot enforce is an error here, never a weaker jail; what is only missing belt and braces is a layer
+that says so.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from vectora_jail.environment import build_environment
 from vectora_jail.hardening import base_ops
 from vectora_jail.limits import Layer, LimitPlan, Rlimit, plan_limits, tmpfs_sizes
 from vectora_jail.mountplan import View, home_path, plan_mounts
-from vectora_jail.mounts import BwrapLaunch, Mount, nearest, visible
+from vectora_jail.mounts import BwrapLaunch, Mount, by_place, nearest, visible
 from vectora_jail.planchecks import (
     absolute,
     choose_isolation,
@@ -74,7 +75,7 @@ class JailPlan:
     policy_digest: str
     arch: str
     scratch: bytes = b""
-    """Without namespaces: the directory for temporary files, which the backend makes (mode 0700) before the start."""
+    """Without namespaces: the directory that the backend makes for temporary files (mode 0700)."""
 
     @property
     def wall_s(self) -> float:
@@ -153,9 +154,9 @@ def build_plan(
         sandbox_type: Marker for `VECTORA_SANDBOX_TYPE`.
 
     Raises:
-        PolicyError: the policy names what can never be granted.
-        UnsupportedPolicy: a wall that the policy names cannot stand on this host.
-        WorkerSpawnError: no isolation at all can be had here; `code` says which part is missing, `hint` what helps.
+        PolicyError: the policy names what can never be granted. UnsupportedPolicy: a wall that the policy
+        names cannot stand on this host. WorkerSpawnError: no isolation at all can be had here; `code` says
+        which part is missing, `hint` what helps.
     """
     consents = policy.ceiling or ceiling
     isolation = choose_isolation(policy, facts, weak=consents is None or consents.weak_isolation)
@@ -177,17 +178,18 @@ def build_plan(
     )
     mounts = plan_mounts(facts, view)
     scratch = b""
-    home, tmpdir = home_path(facts), b"/tmp"  # noqa: S108 — a private one in the jail
+    home, tmpdir = home_path(facts), b"/tmp"
     if isolation == "landlock":
         digest = policy.digest
         scratch = facts.scratch + b"/vectora-jail-%d-%s" % (facts.user.uid, digest[:12].encode())
         home, tmpdir = scratch + b"/home", scratch + b"/tmp"
         mounts = _without_namespaces(mounts, scratch)
+    places = by_place(mounts)
     writable = sorted(m.dest for m in mounts if m.kind == "rw" and m.why == "grant")
     environment = build_environment(
         policy,
         facts,
-        visible=lambda path: visible(mounts, path),
+        visible=lambda path: visible(places, path),
         home=home,
         sandbox_type=sandbox_type,
         network_off=network == "none",
@@ -297,7 +299,8 @@ def _tree(
     rules = split_patterns(floor, (*policy.mask, *policy.mask_add), workspace=workspace, home=home)
     roots = [[m.dest, m.kind == "rw"] for m in mounts if m.is_bind and m.why in ("grant", "repository")]
     secrets = (*facts.sensitive, *facts.etc_secrets)
-    hidden = [path for path in secrets if path not in exceptions and _inside_bind(mounts, path)]
+    places = by_place(mounts)
+    hidden = [path for path in secrets if path not in exceptions and _inside_bind(places, path)]
     protect = {workspace + b"/vectora.toml", *(fact.path for fact in facts.protect)}
     return {
         "workspace": workspace,
@@ -312,8 +315,8 @@ def _tree(
     }
 
 
-def _inside_bind(mounts: Iterable[Mount], path: bytes) -> bool:
-    above = nearest(mounts, path)
+def _inside_bind(places: Mapping[bytes, Mount], path: bytes) -> bool:
+    above = nearest(places, path)
     return above is not None and above.is_bind
 
 
@@ -341,8 +344,6 @@ def _landlock(
     made = ruleset(mounts, facts.landlock_abi, isolation=isolation, network=network, uid0=facts.user.uid == 0)
     table = None if made.table is None else dict(made.table)
     return table, made.cmd_scope, Layer("landlock", made.state, made.detail)
-
-
 
 
 def _shown_tools(facts: HostFacts, mounts: Iterable[Mount]) -> tuple[tuple[str, bytes], ...]:

@@ -1,6 +1,7 @@
 """What a plan refuses, what it reports: grants that cannot be, hosts that cannot hold them, lockdown. Pure.
 
-"The policy forbids" is a PolicyError, "this host cannot" an UnsupportedPolicy or a WorkerSpawnError: never the same.
+"The policy forbids" is a PolicyError, "this host cannot" an UnsupportedPolicy or a WorkerSpawnError: never
+the same.
 """
 
 from __future__ import annotations
@@ -30,6 +31,10 @@ __all__ = [
 ]
 
 
+_AS_ROOT = frozenset(("docker", "lxd", "incus-admin", "disk", "sudo", "wheel", "libvirt"))
+_READERS = frozenset(("adm", "shadow", "kvm", "video", "systemd-journal"))
+
+
 def choose_isolation(policy: Policy, facts: HostFacts, *, weak: bool) -> str:
     """Return how the jail is built, or raise with the reason why it cannot be."""
     bwrap = facts.bwrap
@@ -49,7 +54,7 @@ def choose_isolation(policy: Policy, facts: HostFacts, *, weak: bool) -> str:
         )
     if facts.landlock_abi < 6 and not weak:
         raise WorkerSpawnError(
-            f"{reason}; Landlock alone (version {facts.landlock_abi}) cannot keep a command from killing its worker",
+            f"{reason}; Landlock ABI {facts.landlock_abi} cannot keep a command from killing its worker",
             code=code,
             layer="userns",
             stage="plan",
@@ -88,6 +93,7 @@ def why_no_bwrap(facts: HostFacts) -> tuple[str, str, str]:
 
 
 def absolute(path: str, facts: HostFacts) -> bytes:
+    """Return a path of the policy or the ceiling by name: nothing is followed."""
     text = os.fsencode(unescape_path(path))
     if text == b"~" or text.startswith(b"~/"):
         text = facts.user.home.path + text[1:]
@@ -111,7 +117,7 @@ def refuse_grants(policy: Policy, facts: HostFacts, exceptions: frozenset[bytes]
                 )
             reserved = any(is_below(place, top) for top in NO_GRANT) and not is_below(
                 place, b"/dev/shm", strict=True
-            )  # noqa: S108
+            )
             if reserved or any(is_below(top, place, strict=True) for top in NO_GRANT):
                 raise PolicyError(
                     f"{key}: {_show(place)} belongs to the jail itself", hint="it has its own there"
@@ -140,6 +146,7 @@ def _show(path: bytes) -> str:
 
 
 def namespace_layers(facts: HostFacts, isolation: str, network: str) -> tuple[Layer, ...]:
+    """Return what the report says of the namespaces."""
     if isolation == "landlock":
         return (
             Layer("mounts", "off", "no namespaces here: Landlock decides over the host's own paths"),
@@ -173,28 +180,32 @@ def namespace_layers(facts: HostFacts, isolation: str, network: str) -> tuple[La
 
 def hazards(policy: Policy, facts: HostFacts, exceptions: frozenset[bytes]) -> tuple[tuple[str, str], ...]:
     """Return what a person should know, as (kind, text)."""
-    found: list[tuple[str, str]] = []
-    for fact in (*facts.rw, *facts.ro, *facts.protect, *facts.unix):
-        if not fact.exists:
-            found.append(("path_missing", f"{_show(fact.given)} is {fact.kind}: nothing is granted there"))
+    found = [
+        ("path_missing", f"{_show(fact.given)} is {fact.kind}: nothing is granted there")
+        for fact in (*facts.rw, *facts.ro, *facts.protect, *facts.unix)
+        if not fact.exists
+    ]
     for number, name in facts.user.groups:
-        risky = "as good as root: " if name in ("docker", "lxd", "disk", "sudo", "wheel", "libvirt") else ""
-        kind = "group" if risky or name in ("adm", "shadow", "kvm", "video") else ""
-        if kind:
-            found.append((kind, f"{risky}the jail keeps the supplementary group {name} ({number})"))
-    for path in facts.tools_left_out:
-        found.append(
-            ("tool_left_out", f"{_show(path)} on PATH is not shown: it holds a secret or is not reachable")
-        )
-    for path in sorted(exceptions):
-        found.append(("sensitive_exception", f"{_show(path)} is granted by the ceiling"))
+        risky = "as good as root: " if name in _AS_ROOT else ""
+        if risky or name in _READERS:
+            found.append(("group", f"{risky}the jail keeps the supplementary group {name} ({number})"))
+    found += [
+        ("tool_left_out", f"{_show(path)} on PATH is not shown: it holds a secret or cannot be reached")
+        for path in facts.tools_left_out
+    ]
+    found += [
+        ("sensitive_exception", f"{_show(path)} is granted by the ceiling") for path in sorted(exceptions)
+    ]
     if facts.watch_note:
         found.append(("watch", facts.watch_note))
-    for grant in facts.unix:
-        if grant.exists:
-            found.append(("socket", f"{_show(grant.path)}: its service sees the backend's own user"))
+    found += [
+        ("socket", f"{_show(socket.path)}: its service sees the backend's own user")
+        for socket in facts.unix
+        if socket.exists
+    ]
     if policy.level == "danger-full-access":
-        found.append(("level", "danger-full-access: nothing but the sensitive paths is kept from the agent"))
+        text = "danger-full-access: nothing but the sensitive paths is kept from the agent"
+        found.append(("level", text))
     return tuple(found)
 
 

@@ -1,7 +1,7 @@
-"""Read from this host everything that one plan needs, by looking and by trying; the only part of planning with effects.
+"""Read from this host everything that one plan needs, by looking and by trying.
 
-Nothing is opened for writing and nothing is made. What is tried for real (bwrap, its namespaces) is tried once a
-process. Sources: landlock(7), cgroups(7), user_namespaces(7), proc(5).
+Nothing is opened for writing and nothing is made. What is tried for real (bwrap, its namespaces) is tried
+once a process. Sources: landlock(7), cgroups(7), user_namespaces(7), proc(5).
 """
 
 from __future__ import annotations
@@ -11,11 +11,13 @@ import platform
 import re
 from typing import TYPE_CHECKING
 
+from vectora_jail import hostkernel as kernel
 from vectora_jail import hostsystem
 from vectora_jail.bwrap import bwrap_facts
 from vectora_jail.environment import CERTIFICATE_VARIABLES, select_environ
 from vectora_jail.errors import WorkerSpawnError
-from vectora_jail.facts import CgroupFacts, HostFacts, PathFact, UserFact
+from vectora_jail.facts import HostFacts, PathFact, UserFact
+from vectora_jail.hostkernel import read_small
 from vectora_jail.paths import look, reachable_by
 from vectora_jail.policyvalues import unescape_path
 from vectora_jail.sensitive import sensitive_paths
@@ -26,7 +28,7 @@ if TYPE_CHECKING:
 
     from vectora_jail.policy import Ceiling, Policy
 
-__all__ = ["cgroup_facts", "collect_facts", "landlock_abi", "user_of"]
+__all__ = ["collect_facts", "host_capabilities", "host_facts", "user_of"]
 
 _CERTIFICATES = (
     b"/etc/ssl/cert.pem",
@@ -39,37 +41,6 @@ _CERTIFICATES = (
     b"/usr/local/share/ca-certificates",
 )
 _LOCALE_VARIABLES = (b"LOCPATH", b"LOCALE_ARCHIVE", b"TERMINFO", b"TZDIR")
-_GPU = re.compile(
-    rb"(nvidia\d+|nvidiactl|nvidia-uvm|nvidia-uvm-tools|nvidia-modeset|nvidia-caps|dri|kfd|dxg|mali\d+)\Z"
-)
-_USER_LIMITS = (
-    "max_inotify_instances",
-    "max_inotify_watches",
-    "max_fanotify_groups",
-    "max_fanotify_marks",
-    # not max_mnt_namespaces: open_tree(OPEN_TREE_CLONE) makes one, and covers made later need it; without a user
-    # namespace of its own nobody inside can make one
-    "max_user_namespaces",
-    "max_net_namespaces",
-    "max_pid_namespaces",
-    "max_ipc_namespaces",
-    "max_uts_namespaces",
-    "max_cgroup_namespaces",
-    "max_time_namespaces",
-)
-_REMOTE_FILE_SYSTEMS = frozenset(
-    (b"nfs", b"nfs4", b"cifs", b"smb3", b"9p", b"ceph", b"afs", b"virtiofs", b"lustre")
-)
-
-
-def landlock_abi() -> int:
-    """Return the kernel's Landlock version, 0 when there is none or it is switched off."""
-    import ctypes
-
-    libc = ctypes.CDLL(None, use_errno=True)
-    libc.syscall.restype = ctypes.c_long
-    version = libc.syscall(444, None, ctypes.c_size_t(0), ctypes.c_uint(1))
-    return max(0, int(version))
 
 
 def collect_facts(
@@ -79,7 +50,7 @@ def collect_facts(
     environ: Mapping[bytes, bytes] | None = None,
     ceiling: Ceiling | None = None,
     bwrap: bytes | str | None = None,
-    abi: Callable[[], int] = landlock_abi,
+    abi: Callable[[], int] = kernel.landlock_abi,
 ) -> HostFacts:
     """Return the facts for a jail of `workspace` under `policy`, started by this process.
 
@@ -146,19 +117,33 @@ def collect_facts(
         environ_names=tuple(sorted(env)),
         timezone=_timezone(env),
         arch={"amd64": "x86_64", "arm64": "aarch64"}.get(platform.machine(), platform.machine()),
-        kernel=_kernel(),
+        kernel=kernel.kernel_version(),
         landlock_abi=abi(),
         bwrap=bwrap_facts(bwrap, uid=user.uid if foreign else None, gid=user.gid if foreign else None),
-        gpu=() if policy.no_gpu else _gpu_nodes(),
-        cgroup=cgroup_facts(),
-        memory_total=_memory_total(),
-        nofile=_nofile(),
-        sysctls=_sysctls(),
-        proc_names=frozenset(name for name in _listdir("/proc") if not name.isdigit()),
-        watch_note=_watch_note(place.path),
-        scratch=_scratch(env, user.uid),
+        gpu=() if policy.no_gpu else kernel.gpu_nodes(),
+        cgroup=kernel.cgroup_facts(),
+        memory_total=kernel.memory_total(),
+        nofile=kernel.nofile(),
+        sysctls=kernel.sysctls(),
+        proc_names=kernel.proc_names(),
+        watch_note=kernel.watch_note(place.path),
+        scratch=kernel.scratch_root(env, user.uid),
         **grants,
     )
+
+
+def host_facts(bwrap: bytes | str | None = None) -> HostFacts:
+    """Return the facts of this host without a workspace: what `doctor` judges."""
+    from vectora_jail.policy import Policy
+
+    return collect_facts(b"/", Policy(rw_paths=(), mask=()), bwrap=bwrap)
+
+
+def host_capabilities() -> dict[str, object]:
+    """Return what this host can enforce, as plain values; tries bwrap for real, once a process."""
+    from vectora_jail.doctor import capabilities
+
+    return capabilities(host_facts())
 
 
 def _require_directory(place: PathFact) -> None:
@@ -189,7 +174,7 @@ def _spelled(home: PathFact) -> tuple[bytes, ...]:
 
 
 def user_of(workspace: PathFact, env: Mapping[bytes, bytes], links: list[tuple[bytes, bytes]]) -> UserFact:
-    """Return who the jail of this workspace runs as: root gives itself up for a workspace of somebody else."""
+    """Return who the jail runs as: root gives itself up for a workspace of somebody else."""
     import grp
     import pwd
 
@@ -247,7 +232,7 @@ def _certificates(env: Mapping[bytes, bytes], links: list[tuple[bytes, bytes]]) 
 
 
 def _repositories(workspace: bytes, granted: Iterable[bytes]) -> tuple[PathFact | None, tuple[PathFact, ...]]:
-    """Return the `.git` above the workspace, and the git directories elsewhere that its own `.git` file names."""
+    """Return the `.git` above the workspace, and the git directories that its own `.git` file names."""
     own = look(os.path.join(workspace, b".git"))
     if own.kind == "file":
         return None, _pointed(own.path, granted)
@@ -265,20 +250,22 @@ def _repositories(workspace: bytes, granted: Iterable[bytes]) -> tuple[PathFact 
 
 
 def _pointed(pointer: bytes, granted: Iterable[bytes]) -> tuple[PathFact, ...]:
-    """Return what a worktree's or submodule's pointer file names, if it names back: the file may be the agent's."""
-    text = _small(pointer)
+    """Return what a pointer file of git names, if it names back: the file may be the agent's."""
+    text = read_small(pointer)
     if not text.startswith(b"gitdir:"):
         return ()
     named = look(os.path.join(os.path.dirname(pointer), text[7:].strip()))
     if named.kind != "dir" or not os.path.isfile(os.path.join(named.path, b"HEAD")):
         return ()
-    back = _small(os.path.join(named.path, b"gitdir")).strip()  # worktree
-    common = _small(os.path.join(named.path, b"commondir")).strip()
+    back = read_small(os.path.join(named.path, b"gitdir")).strip()  # worktree
+    common = read_small(os.path.join(named.path, b"commondir")).strip()
     facts = []
     if back and os.path.realpath(os.path.join(named.path, back)) == pointer and common:
         facts.append(look(os.path.join(named.path, common)))
     elif b"/modules/" in named.path and not back:  # submodule: the git directory of the repository around it
-        worktree = re.search(rb"(?m)^\s*worktree\s*=\s*(.+)$", _small(os.path.join(named.path, b"config")))
+        worktree = re.search(
+            rb"(?m)^\s*worktree\s*=\s*(.+)$", read_small(os.path.join(named.path, b"config"))
+        )
         text = worktree.group(1).strip() if worktree else b""
         if text and os.path.realpath(os.path.join(named.path, text)) == os.path.dirname(pointer):
             facts.append(named)
@@ -293,110 +280,9 @@ def _pointed(pointer: bytes, granted: Iterable[bytes]) -> tuple[PathFact, ...]:
     )
 
 
-def _small(path: bytes, limit: int = 65_536) -> bytes:
-    try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
-    except OSError:
-        return b""
-    try:
-        return os.read(descriptor, limit)
-    except OSError:
-        return b""
-    finally:
-        os.close(descriptor)
-
-
 def _timezone(env: Mapping[bytes, bytes]) -> bytes:
     if b"TZ" in env:
         return env[b"TZ"]
     target = os.path.realpath(b"/etc/localtime")
     found = re.search(rb"/zoneinfo/([A-Za-z0-9_+/-]+)\Z", target)
     return found.group(1) if found else b""
-
-
-def _kernel() -> tuple[int, int]:
-    found = re.match(r"(\d+)\.(\d+)", platform.release())
-    return (int(found.group(1)), int(found.group(2))) if found else (0, 0)
-
-
-def _gpu_nodes() -> tuple[bytes, ...]:
-    return tuple(sorted(b"/dev/" + name for name in os.listdir(b"/dev") if _GPU.match(name)))
-
-
-def _memory_total() -> int:
-    try:
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    except (ValueError, OSError):
-        return 0
-
-
-def _nofile() -> tuple[int, int]:
-    import resource
-
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return _finite(soft), _finite(hard)
-
-
-def _finite(value: int) -> int:
-    return value if 0 <= value < 1 << 31 else 1 << 31
-
-
-def _sysctls() -> tuple[tuple[str, int], ...]:
-    found = []
-    for name in _USER_LIMITS:
-        text = _small(b"/proc/sys/user/" + name.encode()).strip()
-        if text.isdigit():
-            found.append((f"user/{name}", int(text)))
-    return tuple(found)
-
-
-def _listdir(path: str) -> list[str]:
-    try:
-        return os.listdir(path)
-    except OSError:
-        return []
-
-
-def cgroup_facts() -> CgroupFacts:
-    """Return the control group of this process and whether it can hold groups for jails."""
-    memory, unified = b"", None
-    for line in _small(b"/proc/self/cgroup").splitlines():
-        number, controllers, path = line.split(b":", 2)
-        if number == b"0":
-            unified = path
-        if b"memory" in controllers.split(b","):
-            memory = path
-    if memory:
-        top = b"/sys/fs/cgroup/memory"
-        names = frozenset(
-            name for name in ("memory", "pids", "cpu", "cpuset") if os.path.isdir(f"/sys/fs/cgroup/{name}")
-        )
-        own = os.path.normpath(top + memory)
-        return CgroupFacts(1, names, own, os.access(own, os.W_OK))
-    if unified is None:
-        return CgroupFacts()
-    own = os.path.normpath(b"/sys/fs/cgroup" + unified)
-    names = frozenset(_small(own + b"/cgroup.controllers").decode("ascii", "replace").split())
-    writable = os.access(own, os.W_OK) and os.access(own + b"/cgroup.procs", os.W_OK)
-    return CgroupFacts(2, names, own, writable)
-
-
-def _watch_note(workspace: bytes) -> str:
-    best, kind = b"", b""
-    for line in _small(b"/proc/self/mounts", 1 << 20).splitlines():
-        parts = line.split(b" ")
-        if len(parts) < 3:
-            continue
-        top = re.sub(rb"\\(\d{3})", lambda m: bytes([int(m.group(1), 8)]), parts[1])
-        if (workspace == top or workspace.startswith(top.rstrip(b"/") + b"/")) and len(top) >= len(best):
-            best, kind = top, parts[2]
-    if kind in _REMOTE_FILE_SYSTEMS or kind.startswith(b"fuse"):
-        return f"the workspace lies on {kind.decode('ascii', 'replace')}: changes made elsewhere are not seen"
-    return ""
-
-
-def _scratch(env: Mapping[bytes, bytes], uid: int) -> bytes:
-    runtime = env.get(b"XDG_RUNTIME_DIR", b"")
-    if runtime.startswith(b"/") and os.path.isdir(runtime) and os.stat(runtime).st_uid == uid:
-        return runtime
-    return b"/tmp"  # noqa: S108 — a private directory is made below it

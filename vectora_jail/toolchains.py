@@ -1,8 +1,8 @@
 """Find the toolchains that PATH or the user's variables name outside the system directories, and only them.
 
-A directory of PATH is shown with what its links lead to; a known tool home by the parts that a program reads, never
-with the file beside them that holds the registry token. What the workspace holds is the agent's: its links are
-followed only into homes that are known here.
+A directory of PATH is shown with what its links lead to; a known tool home by the parts that a program
+reads, never with the file beside them that holds the registry token. What the workspace holds is the
+agent's: its links are followed only into homes that are known here.
 """
 
 from __future__ import annotations
