@@ -13,6 +13,7 @@ import socket
 import threading
 import time
 import weakref
+from array import array
 from collections import deque
 from typing import TYPE_CHECKING, Any, Final
 
@@ -106,7 +107,9 @@ class Worker:
         with self._main_lock:
             try:
                 self._drain_main()
-                socket.send_fds(self._main, [data], list(fds), socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
+                # not socket.send_fds: it ignores its flags argument
+                rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array("i", fds))] if fds else []
+                self._main.sendmsg([data], rights, socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
             except OSError as exc:
                 if exc.errno == errno.ETOOMANYREFS:
                     raise DescriptorQuota from None
@@ -116,11 +119,10 @@ class Worker:
     def _drain_main(self) -> None:
         while True:
             try:
-                data, fds, _, _ = socket.recv_fds(self._main, 1, 8, socket.MSG_DONTWAIT | socket.MSG_CMSG_CLOEXEC)
+                # without room for control data the kernel closes descriptors that nobody asked for
+                data = self._main.recv(1, socket.MSG_DONTWAIT)
             except BlockingIOError:
                 return
-            for fd in fds:
-                os.close(fd)
             if not data:
                 raise ChannelClosed("the worker closed its channel")
 
