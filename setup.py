@@ -51,6 +51,8 @@ def sources(program: str) -> list[str]:
     if program == "worker":
         return ["worker/main.c", *(str(p) for p in worker if p.name not in ("main.c", "launcher.c"))]
     core = sorted(Path("csrc/core").glob("*.c"))
+    if not Path("csrc/core/treewatch.c").exists():  # SCAFFOLD
+        core = [p for p in core if not p.name.startswith("tree")]
     return ["worker/launcher.c", *map(str, core), "worker/msg.c"]
 
 

@@ -2,6 +2,7 @@
 #define _GNU_SOURCE
 #include "livemount.h"
 
+#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <limits.h>
@@ -54,13 +55,11 @@ static int open_exact(int dir, const char *path, uint64_t flags, uint64_t resolv
 	return fd < 0 ? -errno : fd;
 }
 
-static int open_target(const char *path, struct target *t)
+static int look_at(int dir, const char *path, struct target *t)
 {
 	struct vj_statx x;
 
-	if (path[0] != '/')
-		return -EINVAL;
-	t->fd = open_exact(AT_FDCWD, path, O_PATH, 0);
+	t->fd = open_exact(dir, path, O_PATH, 0);
 	if (t->fd < 0)
 		return t->fd;
 	memset(&x, 0, sizeof x);
@@ -71,6 +70,11 @@ static int open_target(const char *path, struct target *t)
 	}
 	t->is_root = (x.attributes & VJ_STATX_ATTR_MOUNT_ROOT) != 0;
 	return 0;
+}
+
+static int open_target(const char *path, struct target *t)
+{
+	return path[0] == '/' ? look_at(AT_FDCWD, path, t) : -EINVAL;
 }
 
 static int same(const struct stat *a, const struct stat *b)
@@ -167,28 +171,54 @@ static int op_cover(const struct covers *c, const char *path, const uint64_t *ex
 	return err;
 }
 
-static int op_uncover(const struct covers *c, const char *path)
+/* What lies under the mount on `name`: a directory lists the inode number of its own entry, getdents64(2). */
+static int entry_is(int dir, const char *name, const uint64_t *expected)
+{
+	_Alignas(8) char buffer[8192];
+	VJ_CLEANUP_FD int list = open_exact(dir, ".", O_RDONLY | O_DIRECTORY, 0);
+	struct stat st;
+	long n;
+
+	if (list < 0 || fstat(list, &st) != 0 || (uint64_t)st.st_dev != expected[0])
+		return 0;
+	while ((n = syscall(SYS_getdents64, list, buffer, sizeof buffer)) > 0)
+		for (long at = 0; at < n;) {
+			const struct dirent64 *entry = (const struct dirent64 *)(const void *)(buffer + at);
+			if (!strcmp(entry->d_name, name))
+				return entry->d_ino == expected[1];
+			at += entry->d_reclen;
+		}
+	return 0;
+}
+
+/* expected: {dev, ino} of the object whose cover goes, NULL = whatever it covers. */
+static int op_uncover(const struct covers *c, const char *path, const uint64_t *expected)
 {
 	char parent[PATH_MAX];
 	const char *name = strrchr(path, '/');
 	struct target t;
-	int err = open_target(path, &t);
 
+	if (path[0] != '/' || name[1] == 0 || (size_t)(name - path) >= sizeof parent)
+		return -VJ_OP_NOT_COVER;
+	memcpy(parent, path, (size_t)(name - path));
+	parent[name - path] = 0;
+	name++;
+	/* looked at and taken away in the same directory, whichever name that has meanwhile */
+	VJ_CLEANUP_FD int dir = open_exact(AT_FDCWD, parent[0] ? parent : "/", O_PATH | O_DIRECTORY, 0);
+	if (dir < 0)
+		return dir;
+	int err = look_at(dir, name, &t);
 	if (err)
 		return err;
 	int ours = is_cover(c, &t);
 	vj_close(&t.fd);
-	if (!ours || name == NULL || name[1] == 0 || (size_t)(name - path) >= sizeof parent)
+	if (!ours)
 		return -VJ_OP_NOT_COVER;
-	memcpy(parent, path, (size_t)(name - path));
-	parent[name - path] = 0;
-	/* umount2 takes names only: stand in the parent that was opened without symlinks and follow none at the end */
-	VJ_CLEANUP_FD int dir = open_exact(AT_FDCWD, parent[0] ? parent : "/", O_PATH | O_DIRECTORY, 0);
-	if (dir < 0)
-		return dir;
+	if (expected && !entry_is(dir, name, expected))
+		return -VJ_OP_CHANGED;
 	if (fchdir(dir) != 0)
 		return -errno;
-	err = umount2(name + 1, MNT_DETACH | UMOUNT_NOFOLLOW) != 0 ? -errno : 0;
+	err = umount2(name, MNT_DETACH | UMOUNT_NOFOLLOW) != 0 ? -errno : 0;
 	if (chdir("/") != 0 && err == 0)
 		err = -errno;
 	return err;
@@ -293,7 +323,7 @@ static int apply(const struct op *op, const struct covers *covers)
 	if (!strcmp(op->name, "cover_at"))
 		return op->args >= 3 ? op_cover(covers, op->path, op->number) : -EINVAL;
 	if (!strcmp(op->name, "uncover"))
-		return op_uncover(covers, op->path);
+		return op_uncover(covers, op->path, op->args >= 3 ? op->number : NULL);
 	if (!strcmp(op->name, "sysctl"))
 		return op_sysctl(op->path, op->value, op->value_len);
 	if (!strcmp(op->name, "inodes"))

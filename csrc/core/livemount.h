@@ -14,6 +14,16 @@
 #define VJ_COVER_FILE "/run/vectora-jail/file"
 #define VJ_COVER_DIR "/run/vectora-jail/dir"
 
+/* ["private"]                          the whole tree recursively private: no later mount of the host appears
+ * ["ro", path, optional]               bind onto itself, recursively read-only; optional: a missing path is no error
+ * ["pin", path]                        bind onto itself: the name can no longer be renamed or replaced
+ * ["cover", path]                      hide a file or directory under an empty one
+ * ["cover_at", path, dev, ino]         the same, but only when the name shows that object
+ * ["uncover", path] ["uncover", path, dev, ino]   take a cover away, the second only from that object
+ * ["sysctl", name, value]              name relative to /proc/sys
+ * ["inodes", path, count]              limit of a tmpfs
+ * Paths are absolute; str and bin are the same. */
+
 /* What an op answers beyond the errnos of the system calls it makes. */
 #define VJ_OP_NO_COVER 107  /* ENOTCONN: /run/vectora-jail/{file,dir} is missing in this jail */
 #define VJ_OP_CHANGED 116   /* ESTALE: the name showed another object before or after the mount */

@@ -105,6 +105,53 @@ def test_only_covers_can_be_uncovered(jail, ws):
     assert agent.enter(*ops) == [errno.EINVAL] * 4
 
 
+def test_a_cover_is_taken_from_its_own_object_only(jail, ws):
+    """Assert that an agent that swaps directories cannot have the cover of another secret removed."""
+    agent = jail()
+    for name in ("a", "b"):
+        (ws / name).mkdir()
+        (ws / name / "key").write_text(name)
+    paths = [str(ws / name / "key") for name in ("a", "b")]
+    info = (ws / "a" / "key").stat()
+    assert agent.enter(["cover", paths[0]], ["cover", paths[1]]) == [0, 0]
+    swap = "for x, y in (('a', 't'), ('b', 'a'), ('t', 'b')): os.rename(x, y)"
+    assert agent.run(f"os.chdir({str(ws)!r})\n{swap}") is None
+    assert agent.enter(["uncover", paths[0], info.st_dev, info.st_ino]) == [ESTALE]
+    assert agent.enter(["uncover", paths[1], info.st_dev, info.st_ino]) == [0]
+    assert [agent.run(READ.format(path)) for path in paths] == ["", "a"]
+
+
+def test_covers_never_land_elsewhere_in_a_race(jail, ws):
+    """Assert that an agent that flips a directory and a link gets no cover on the link's target."""
+    agent = jail()
+    place = str(ws / "flip")
+    agent.run(f"""
+import threading
+def flip():
+    while True:
+        for make, unmake in ((lambda: os.symlink("/usr/bin", {place!r}), lambda: os.unlink({place!r})),
+                             (lambda: os.rename({place!r} + "2", {place!r}),
+                              lambda: os.rename({place!r}, {place!r} + "2"))):
+            try:
+                make()
+            except OSError:
+                pass
+            try:
+                unmake()
+            except OSError:
+                pass
+os.mkdir({place!r} + "2")
+open({place!r} + "2/env", "w").close()
+threading.Thread(target=flip, daemon=True).start()
+""")
+    seen = set()
+    for _ in range(40):
+        seen.update(agent.enter(*[["cover", place + "/env"]] * 50))
+    assert mounts_on(agent, "/usr/bin/env") == 0
+    assert seen <= {0, errno.ENOENT, errno.ELOOP, ESTALE, errno.EAGAIN}
+    assert agent.run("out = os.stat('/usr/bin/env').st_size > 1000") is True
+
+
 def test_a_saved_file_is_covered_again(jail, ws):
     """Assert that a host's save by rename loses the cover and that the next op puts it on the new object."""
     agent = jail()
