@@ -397,30 +397,43 @@ static void close_from(unsigned first, unsigned last)
 		raw1(SYS_close, fd);
 }
 
-int confine_descriptors(int *channel, bool keep_stderr)
+/* A request's descriptors must never be 0 to 3, the places that a command's take. */
+static int raise_fd(int *fd)
 {
-	int null = open("/dev/null", O_RDWR | O_CLOEXEC);
-	if (null < 0)
-		return -errno;
-	/* A request's descriptors must never be 0 to 3, the places that a command's take. */
-	if (*channel < 3) {
-		int fd = fcntl(*channel, F_DUPFD_CLOEXEC, 10);
-		if (fd < 0)
-			return -errno;
-		*channel = fd;
-	} else if (fcntl(*channel, F_SETFD, FD_CLOEXEC) < 0)
-		return -errno;
-	int high = fcntl(null, F_DUPFD_CLOEXEC, 10);
+	if (*fd > 2)
+		return fcntl(*fd, F_SETFD, FD_CLOEXEC) < 0 ? -errno : 0;
+	int high = fcntl(*fd, F_DUPFD_CLOEXEC, 10);
 	if (high < 0)
 		return -errno;
-	for (int fd = 0; fd < 4; fd++)
-		if (fd != *channel && (fd != 2 || !keep_stderr) && raw3(SYS_dup3, high, fd, O_CLOEXEC) < 0)
+	*fd = high;
+	return 0;
+}
+
+int confine_descriptors(int *channel, int *out)
+{
+	int null = open("/dev/null", O_RDWR | O_CLOEXEC), e;
+
+	if (null < 0)
+		return -errno;
+	if ((e = raise_fd(channel)) < 0 || (out && (e = raise_fd(out)) < 0))
+		return e;
+	worker.null_fd = fcntl(null, F_DUPFD_CLOEXEC, 10);
+	if (worker.null_fd < 0)
+		return -errno;
+	for (int fd = 0; fd < 4; fd++) /* standard error stays until hello: a start that fails says why */
+		if (fd != *channel && fd != 2 && raw3(SYS_dup3, worker.null_fd, fd, O_CLOEXEC) < 0)
 			return -EBADF;
-	worker.null_fd = high;
-	int low = *channel < high ? *channel : high, top = *channel < high ? high : *channel;
-	if (low > 3)
-		close_from(4, (unsigned)low - 1);
-	close_from((unsigned)(low > 3 ? low : 3) + 1, (unsigned)top - 1);
-	close_from((unsigned)top + 1, ~0u);
+	int keep[] = {3, *channel, out ? *out : 3, worker.null_fd};
+	for (size_t i = 0; i < VJ_ARRAY(keep); i++) /* in order */
+		for (size_t k = i + 1; k < VJ_ARRAY(keep); k++)
+			if (keep[k] < keep[i]) {
+				int t = keep[i];
+				keep[i] = keep[k];
+				keep[k] = t;
+			}
+	for (size_t i = 1; i < VJ_ARRAY(keep); i++)
+		if (keep[i] > keep[i - 1])
+			close_from((unsigned)keep[i - 1] + 1, (unsigned)keep[i] - 1);
+	close_from((unsigned)keep[VJ_ARRAY(keep) - 1] + 1, ~0u);
 	return 0;
 }

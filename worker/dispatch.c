@@ -5,7 +5,6 @@
 
 #include <errno.h>
 #include <string.h>
-#include <sys/mman.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -57,13 +56,8 @@ static int load_body(struct slab *s, int fd, size_t *len)
 		return -EINVAL;
 	if (st.st_size > VJ_FRAME_MAX)
 		return -EMSGSIZE;
-	if (!s->body) {
-		void *p = mmap(NULL, BODY_SIZE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE,
-			       -1, 0);
-		if (p == MAP_FAILED)
-			return -ENOMEM;
-		s->body = p;
-	}
+	if (!slab_body(s))
+		return -ENOMEM;
 	for (*len = 0; *len < (size_t)st.st_size;) {
 		ssize_t n = pread(fd, s->body + *len, (size_t)st.st_size - *len, (off_t)*len);
 		if (n < 0 && errno == EINTR)
@@ -75,11 +69,18 @@ static int load_body(struct slab *s, int fd, size_t *len)
 	return 0;
 }
 
+static char **body_pointers(struct slab *s)
+{
+	return (char **)(void *)(s->body + VJ_FRAME_MAX + 4096);
+}
+
 static int parse(struct request *q, struct message *m)
 {
-	int e = request_parse(q, m->buf, m->len, m->slab->pointers, SLAB_POINTERS);
+	bool in_body = m->buf == m->slab->body; /* a long frame of a stream */
+	int e = in_body ? request_parse(q, m->buf, m->len, body_pointers(m->slab), BODY_POINTERS)
+			: request_parse(q, m->buf, m->len, m->slab->pointers, SLAB_POINTERS);
 	/* A body beside a path is a file's content, which stays in its descriptor. */
-	if (e || !q->body || q->has_path)
+	if (e || !q->body || q->has_path || in_body)
 		return e;
 	if (!m->nfds)
 		return -EBADF;
@@ -89,7 +90,7 @@ static int parse(struct request *q, struct message *m)
 	if (e)
 		return e;
 	m->buf = m->slab->body;
-	return request_parse(q, m->buf, m->len, (char **)(void *)(m->slab->body + VJ_FRAME_MAX + 4096), BODY_POINTERS);
+	return request_parse(q, m->buf, m->len, body_pointers(m->slab), BODY_POINTERS);
 }
 
 /* ---- commands ---- */
@@ -97,27 +98,43 @@ static int parse(struct request *q, struct message *m)
 static int start(struct lane *l, struct message *m, const struct request *q, enum job_kind kind)
 {
 	struct job *j;
+	struct chan *chan = NULL;
 	struct slab *next = slab_get(); /* first: without it the next message has no place */
 	int e, master = -1, slave = -1, pts = -1;
 
 	if (!next)
 		return -ENOMEM;
-	if (kind == JOB_TERMINAL) {
-		e = m->nfds ? -EBADF : terminal_open((unsigned)q->rows, (unsigned)q->cols, &master, &slave, &pts);
+	e = m->nfds && (kind == JOB_TERMINAL || l->kind != LANE_PACKET) ? -EBADF : 0;
+	if (!e && kind == JOB_TERMINAL)
+		e = terminal_open((unsigned)q->rows, (unsigned)q->cols, &master, &slave, &pts);
+	if (!e && l->kind != LANE_PACKET) {
+		e = kind == JOB_TERMINAL ? chan_terminal(l, q, master, &chan)
+					 : chan_open(l, q, kind, m->fds, &chan);
 		if (e)
-			goto out;
+			chan = NULL;
+		else if (kind == JOB_TERMINAL)
+			master = -1;
+		else
+			m->nfds = 3;
 	}
-	e = job_start(l, m->slab, q, kind, m->fds, m->nfds, slave, &j);
-	if (slave >= 0)
-		close(slave);
 	if (e)
 		goto out;
+	e = job_start(l, m->slab, q, kind, m->fds, m->nfds, slave, &j);
+	if (e)
+		goto out;
+	if (slave >= 0)
+		close(slave);
+	if (chan)
+		chan_attach(chan, j);
 	j->master = master;
 	j->pts = pts;
 	m->slab = next;
 	m->nfds = 0;
 	return 0;
 out:
+	chan_close(chan);
+	if (slave >= 0)
+		close(slave);
 	if (master >= 0)
 		close(master);
 	slab_put(next);
@@ -135,7 +152,8 @@ static int add_lane(struct message *m)
 		return -errno;
 	if (type != SOCK_SEQPACKET)
 		return -EINVAL;
-	int e = lane_open(m->fds[0], LANE_PACKET, false);
+	struct lane *l;
+	int e = lane_open(m->fds[0], LANE_PACKET, false, &l);
 	if (!e)
 		m->nfds = 0;
 	return e;
@@ -163,10 +181,22 @@ static int on_target(struct lane *l, const struct request *q)
 	} else if (j && mp_is(q->op, "signal"))
 		e = job_signal(j, (int)(q->signo & 0xff), q->tree);
 	else if (j)
-		e = j->pts < 0 ? -ENOTTY : terminal_resize(j->pts, (unsigned)q->rows, (unsigned)q->cols);
+		e = terminal_resize(j, (unsigned)q->rows, (unsigned)q->cols);
 	if (!e)
 		reply_empty(l, q);
 	return e;
+}
+
+/* Input for a call and acknowledgement of its output; both are answered only when they fail. */
+static int on_stream(const struct request *q)
+{
+	struct job *j = job_find(q->id);
+	if (!j || !j->chan)
+		return 0; /* it ended meanwhile */
+	if (!mp_is(q->op, "credit"))
+		return chan_input(j->chan, q->data, q->last);
+	chan_credit(j->chan, q->fd, q->bytes);
+	return 0;
 }
 
 static int answer(struct lane *l, struct message *m, const struct request *q)
@@ -198,11 +228,13 @@ static int answer(struct lane *l, struct message *m, const struct request *q)
 			reply_empty(l, q);
 		return e;
 	}
+	if (mp_is(q->op, "stdin") || mp_is(q->op, "data") || mp_is(q->op, "credit"))
+		return on_stream(q);
 	if (mp_is(q->op, "list")) {
 		list(l, q);
 		return 0;
 	}
-	return -ENOSYS;
+	return helper_call(l, m); /* which knows the file calls, and says ENOSYS to anything else */
 }
 
 void dispatch(struct lane *l, struct message *m)

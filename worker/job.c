@@ -57,6 +57,16 @@ struct slab *slab_get(void)
 	return s;
 }
 
+uint8_t *slab_body(struct slab *s)
+{
+	if (!s->body) {
+		void *p = mmap(NULL, BODY_SIZE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE,
+			       -1, 0);
+		s->body = p == MAP_FAILED ? NULL : p;
+	}
+	return s->body;
+}
+
 void slab_put(struct slab *s)
 {
 	if (s->body)
@@ -97,6 +107,8 @@ void job_free(struct job *j)
 	source_close(&j->exec_pipe);
 	if (j->master >= 0)
 		close(j->master);
+	chan_close(j->chan);
+	j->chan = NULL;
 	if (j->slab)
 		slab_put(j->slab);
 	j->slab = NULL;
@@ -125,7 +137,8 @@ struct job *job_by_tag(uint64_t tag)
 struct job *job_find(int64_t id)
 {
 	for (int i = 0; i < nactive; i++)
-		if (active[i]->id == id && (active[i]->state == JOB_RUNNING || active[i]->state == JOB_ENDING))
+		if (active[i]->id == id && (active[i]->state == JOB_RUNNING || active[i]->state == JOB_ENDING ||
+					   active[i]->state == JOB_DRAINING))
 			return active[i];
 	return NULL;
 }

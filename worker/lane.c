@@ -26,7 +26,7 @@ struct lane *lane_get(struct lane_ref ref)
 	return l->open && l->gen == ref.gen ? l : NULL;
 }
 
-int lane_open(int fd, enum lane_kind kind, bool main)
+int lane_open(int fd, enum lane_kind kind, bool main, struct lane **out)
 {
 	int i, e;
 
@@ -47,6 +47,7 @@ int lane_open(int fd, enum lane_kind kind, bool main)
 	l->main = main;
 	l->open = true;
 	l->gen++;
+	*out = l;
 	return 0;
 }
 
@@ -115,6 +116,18 @@ static int take_fds(struct msghdr *msg, int *fds, int *nfds)
 	return -EMFILE;
 }
 
+struct slab *lane_take_spare(void)
+{
+	struct slab *s = spare ? spare : slab_get();
+	spare = NULL;
+	return s;
+}
+
+void lane_give_spare(struct slab *s)
+{
+	spare = s;
+}
+
 void lane_ready(struct lane *l, short revents)
 {
 	union {
@@ -126,20 +139,21 @@ void lane_ready(struct lane *l, short revents)
 		stream_ready(l, revents);
 		return;
 	}
-	if (!spare && !(spare = slab_get()))
+	struct message m = {.slab = lane_take_spare()};
+	if (!m.slab)
 		return; /* no memory: the message waits in the socket */
-	struct message m = {.slab = spare, .buf = spare->message};
+	m.buf = m.slab->message;
 	struct iovec iov = {m.buf, VJ_MESSAGE_MAX};
 	struct msghdr msg = {.msg_iov = &iov, .msg_iovlen = 1, .msg_control = control.buf,
 			     .msg_controllen = sizeof control.buf};
 	long n = raw3(SYS_recvmsg, l->src.fd, &msg, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
-	if (n == -EAGAIN || n == -EINTR)
-		return;
 	if (n <= 0) {
-		lane_drop(l);
+		lane_give_spare(m.slab);
+		if (n != -EAGAIN && n != -EINTR)
+			lane_drop(l);
 		return;
 	}
-	m.len = spare->used = (uint32_t)n;
+	m.len = m.slab->used = (uint32_t)n;
 	int e = take_fds(&msg, m.fds, &m.nfds);
 	if (msg.msg_flags & MSG_TRUNC)
 		e = -EMSGSIZE;
@@ -150,5 +164,5 @@ void lane_ready(struct lane *l, short revents)
 		dispatch(l, &m);
 	if (m.nfds)
 		close_fds(m.fds, m.nfds);
-	spare = m.slab;
+	lane_give_spare(m.slab);
 }

@@ -87,6 +87,16 @@ static void handle(struct source *s, short revents)
 		job_kill(j);
 		break;
 	}
+	case SRC_STREAM_OUT:
+		stream_out_ready(revents);
+		break;
+	case SRC_CHAN:
+		chan_ready(s, revents);
+		break;
+	case SRC_HELPER:
+		helper_done();
+		break;
+	case SRC_NONE:
 	default:
 		source_remove(s);
 		break;
@@ -161,5 +171,7 @@ void loop_run(void)
 		}
 		if (wake_ns)
 			run_timers();
+		if (worker.stream)
+			stream_turn();
 	}
 }

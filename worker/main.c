@@ -1,6 +1,8 @@
 /* main.c — the arguments, the descriptors, then the loop.
  *
  *   vectora-jail-worker --fd N       requests as SEQPACKET messages on descriptor N
+ *   vectora-jail-worker --stream     requests as frames on standard input, replies on standard output
+ *   vectora-jail-worker --json       the same as JSON, one object a line; hello may be left out
  *   vectora-jail-worker --version
  */
 #include "worker.h"
@@ -30,9 +32,11 @@ static int fail(const char *step, int err)
 	return 125;
 }
 
-static int serve(int channel, enum lane_kind kind)
+static int serve(int channel, int out, enum lane_kind kind)
 {
-	int e = confine_descriptors(&channel, true);
+	int e = confine_descriptors(&channel, kind == LANE_PACKET ? NULL : &out);
+	struct lane *l;
+
 	if (e)
 		return fail("descriptors", e);
 	worker.pid1 = getpid() == 1;
@@ -42,8 +46,14 @@ static int serve(int channel, enum lane_kind kind)
 		return fail("/proc", e);
 	if ((e = loop_signals()) < 0)
 		return fail("signals", e);
-	if ((e = lane_open(channel, kind, true)) < 0)
+	if (kind == LANE_JSON) { /* a person may leave hello out */
+		worker.env = environ;
+		worker.path = path_of(environ);
+	}
+	if ((e = lane_open(channel, kind, true, &l)) < 0)
 		return fail("channel", e);
+	if (kind != LANE_PACKET && (e = stream_open(l, out, kind == LANE_JSON)) < 0)
+		return fail("stream", e);
 	loop_run();
 }
 
@@ -53,12 +63,16 @@ int main(int argc, char **argv)
 		static const char text[] = "vectora-jail-worker " VJ_VERSION "\n";
 		return write(1, text, sizeof text - 1) < 0;
 	}
+	if (argc == 2 && !strcmp(argv[1], "--stream"))
+		return serve(0, 1, LANE_FRAMES);
+	if (argc == 2 && !strcmp(argv[1], "--json"))
+		return serve(0, 1, LANE_JSON);
 	if (argc == 3 && !strcmp(argv[1], "--fd")) {
 		char *end;
 		long fd = strtol(argv[2], &end, 10);
 		if (!*end && fd >= 0 && fd < 65536)
-			return serve((int)fd, LANE_PACKET);
+			return serve((int)fd, -1, LANE_PACKET);
 	}
-	say("usage: vectora-jail-worker --fd N | --version\n");
+	say("usage: vectora-jail-worker --fd N | --stream | --json | --version\n");
 	return 2;
 }

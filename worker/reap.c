@@ -11,6 +11,7 @@
 #include <errno.h>
 #include <signal.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/ptrace.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -65,7 +66,8 @@ static void write_end(const struct job *j, struct mp_writer *w)
 		signo = SIGKILL, code = 128 + SIGKILL;
 	if (j->timed_out)
 		code = 124;
-	mp_write_map(w, 8u + (j->kind != JOB_EXEC) + (j->nviolations > 0));
+	unsigned collected = j->chan ? (unsigned)chan_collected(j->chan) : 0;
+	mp_write_map(w, 8u + (j->kind != JOB_EXEC) + (j->nviolations > 0) + 2 * collected);
 	mp_write_str(w, "id");
 	mp_write_int(w, j->id);
 	if (j->kind != JOB_EXEC)
@@ -86,6 +88,8 @@ static void write_end(const struct job *j, struct mp_writer *w)
 	pair_uint(w, "read", (uint64_t)j->usage.ru_inblock * 512);
 	pair_uint(w, "written", (uint64_t)j->usage.ru_oublock * 512);
 	pair_uint(w, "procs", 1 + (uint64_t)j->killed);
+	if (collected)
+		chan_write_collected(j->chan, w);
 	if (!j->nviolations)
 		return;
 	mp_write_str(w, "violations");
@@ -101,7 +105,8 @@ static void write_end(const struct job *j, struct mp_writer *w)
 
 static void answer(struct job *j)
 {
-	uint8_t buf[1024];
+	uint8_t little[1024];
+	static uint8_t *large; /* for replies that carry output; mapped when the first one does */
 	struct mp_writer w;
 
 	if (j->answered)
@@ -113,18 +118,34 @@ static void answer(struct job *j)
 		job_violation(j, "limit", "cpu", j->cpu_ms, micros(j->usage.ru_utime) / 1000);
 	if (!j->end_ns)
 		j->end_ns = now_ns();
-	mp_writer_init(&w, buf, sizeof buf);
+	mp_writer_init(&w, little, sizeof little);
+	if (j->chan && chan_collected(j->chan)) {
+		if (!large)
+			large = mmap(NULL, VJ_FRAME_MAX, PROT_READ | PROT_WRITE,
+				     MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+		if (large == MAP_FAILED)
+			worker_exit(1);
+		mp_writer_init(&w, large, VJ_FRAME_MAX);
+	}
 	write_end(j, &w);
 	if (j->status.fd >= 0)
-		raw3(SYS_write, j->status.fd, buf, w.len);
+		raw3(SYS_write, j->status.fd, w.buf, w.len);
 	struct lane *l = lane_get(j->lane);
 	if (l && j->status.fd < 0)
 		lane_send(l, &w, -1);
+	if (w.buf == large && w.len > 1024 * 1024)
+		madvise(large, VJ_FRAME_MAX, MADV_DONTNEED);
 }
 
 /* Nothing of it is left, or a second has passed: the caller gets the answer. */
 static void job_done(struct job *j, bool alone)
 {
+	/* The end is the last that is said about a call: first comes all of its output. */
+	if (j->chan && !j->answered && !chan_finish(j->chan)) {
+		j->drained_alone = alone;
+		j->state = JOB_DRAINING;
+		return;
+	}
 	answer(j);
 	/* An unreaped leader still owns the slab; a kept tree owns its tag. */
 	if (!j->pid && (alone || !j->keep))
@@ -133,10 +154,20 @@ static void job_done(struct job *j, bool alone)
 		j->state = JOB_KEPT;
 }
 
+void job_drained(struct job *j)
+{
+	job_done(j, j->drained_alone);
+}
+
 /* ---- killing ---- */
 
 void job_kill(struct job *j)
 {
+	if (j->state == JOB_DRAINING) { /* its output is not wanted any more */
+		chan_discard(j->chan);
+		job_drained(j);
+		return;
+	}
 	if (j->state != JOB_RUNNING)
 		return;
 	j->keep = false;
@@ -352,6 +383,8 @@ void job_reap(void)
 	bool alone = pid == -ECHILD, walk = false;
 	for (int i = jobs_active() - 1; i >= 0; i--) {
 		struct job *j = jobs_active_at(i);
+		if (j->state == JOB_DRAINING)
+			continue;
 		if (alone && !j->pid)
 			job_done(j, true);
 		else if (j->state == JOB_ENDING && !j->pid && j->keep)

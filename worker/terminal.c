@@ -6,7 +6,6 @@
 
 #include <errno.h>
 #include <fcntl.h>
-#include <stdio.h>
 #include <sys/ioctl.h>
 #include <sys/stat.h>
 #include <sys/sysmacros.h>
@@ -28,9 +27,14 @@ static long control(int fd, unsigned long request, const void *arg)
 
 static int open_slave(int number, int flags)
 {
-	char name[32];
+	char name[32] = "/dev/pts/", digits[12], *p = name + 9;
 	struct stat st;
-	snprintf(name, sizeof name, "/dev/pts/%d", number);
+	int n = 0;
+	do
+		digits[n++] = (char)('0' + number % 10);
+	while ((number /= 10) && n < 10);
+	while (n)
+		*p++ = digits[--n];
 	int fd = open(name, O_RDWR | O_NOCTTY | O_CLOEXEC | flags);
 	if (fd < 0)
 		return -errno;
@@ -70,10 +74,14 @@ fail:
 }
 
 /* By the slave and not by a copy of the master: the terminal hangs up when the host closes the only master. */
-int terminal_resize(int number, unsigned rows, unsigned cols)
+int terminal_resize(const struct job *j, unsigned rows, unsigned cols)
 {
 	const struct winsize size = size_of(rows, cols);
-	int fd = open_slave(number, O_NONBLOCK);
+	if (j->pts < 0)
+		return -ENOTTY;
+	if (j->chan)
+		return chan_resize(j->chan, &size);
+	int fd = open_slave(j->pts, O_NONBLOCK);
 	if (fd < 0)
 		return fd;
 	int e = (int)control(fd, TIOCSWINSZ, &size);

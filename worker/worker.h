@@ -38,7 +38,7 @@
 /* ---- event sources (loop.c) ---- */
 
 enum source_kind {
-	SRC_NONE, SRC_LANE, SRC_EXEC_PIPE, SRC_STATUS, SRC_OUTPUT, SRC_INPUT, SRC_TTY, SRC_LISTEN, SRC_CONNECT
+	SRC_NONE, SRC_LANE, SRC_EXEC_PIPE, SRC_STATUS, SRC_STREAM_OUT, SRC_CHAN, SRC_HELPER, SRC_LISTEN, SRC_CONNECT
 };
 
 struct source {
@@ -76,6 +76,7 @@ struct slab {
 
 struct slab *slab_get(void); /* NULL when there is no memory */
 void slab_put(struct slab *s);
+uint8_t *slab_body(struct slab *s); /* room for VJ_FRAME_MAX bytes and a NUL, then BODY_POINTERS pointers */
 
 /* ---- requests (request.c) ---- */
 
@@ -116,11 +117,14 @@ struct lane_ref {
 
 struct lane *lane_get(struct lane_ref ref); /* NULL when it was dropped meanwhile */
 struct lane_ref lane_ref(const struct lane *l);
-int lane_open(int fd, enum lane_kind kind, bool main); /* takes fd when it returns 0 */
+int lane_open(int fd, enum lane_kind kind, bool main, struct lane **out); /* takes fd when it returns 0 */
 void lane_drop(struct lane *l); /* kills what was started from it; the end of the main lane is the worker's */
 /* A reply with at most one descriptor (-1 = none); the lane is dropped when it cannot be sent at once. */
 void lane_send(struct lane *l, const struct mp_writer *w, int fd);
 void lane_ready(struct lane *l, short revents);
+/* The slab for the next message, which whoever takes it gives back (or another in its place). */
+struct slab *lane_take_spare(void);
+void lane_give_spare(struct slab *s);
 
 /* ---- requests answered (dispatch.c) ---- */
 
@@ -140,15 +144,44 @@ void reply_empty(struct lane *l, const struct request *q);
 
 void stream_send(struct lane *l, const struct mp_writer *w);
 void stream_ready(struct lane *l, short revents);
+void stream_out_ready(short revents);
+void stream_turn(void); /* once in each turn of the loop */
+int stream_open(struct lane *l, int out, bool json);
+bool stream_congested(void); /* more waits to be written than the host takes */
+
+/* ---- the pipes of a command behind a stream (chan.c) ---- */
+
+struct chan;
+struct job;
+enum job_kind { JOB_EXEC, JOB_SPAWN, JOB_TERMINAL };
+
+int chan_open(struct lane *l, const struct request *q, enum job_kind kind, int *fds, struct chan **out);
+int chan_terminal(struct lane *l, const struct request *q, int master, struct chan **out); /* takes master */
+void chan_attach(struct chan *c, struct job *j);
+void chan_close(struct chan *c); /* NULL is fine */
+void chan_ready(struct source *s, short revents);
+bool chan_finish(struct chan *c); /* reads what is left; false = the host must take more first */
+void chan_discard(struct chan *c);
+void chan_resume(void);
+void chan_credit(struct chan *c, int64_t fd, uint64_t bytes);
+int chan_input(struct chan *c, struct mp_bytes data, bool last); /* 0 or -errno */
+int chan_resize(struct chan *c, const void *winsize);
+int chan_collected(const struct chan *c); /* streams that the reply carries: 0, 1 or 2 */
+void chan_write_collected(struct chan *c, struct mp_writer *w);
+
+/* ---- file calls (helper.c) ---- */
+
+int helper_call(struct lane *l, struct message *m); /* 0, or -errno when the caller must answer */
+void helper_done(void);
 
 /* ---- jobs ---- */
 
-enum job_kind { JOB_EXEC, JOB_SPAWN, JOB_TERMINAL };
 enum job_state {
 	JOB_FREE,
 	JOB_RUNNING, /* the leader lives (or is a zombie that was not reaped yet) */
 	JOB_ENDING,  /* everything with its tag is being killed */
-	JOB_KEPT     /* answered; its processes may live until the jail ends */
+	JOB_DRAINING, /* nothing of it is left but output that the host has not taken */
+	JOB_KEPT      /* answered; its processes may live until the jail ends */
 };
 enum job_stage { STAGE_NONE, STAGE_EXEC, STAGE_CWD, STAGE_SETUP };
 
@@ -171,13 +204,14 @@ struct job {
 	int fds[VJ_SPAWN_FDS], nfds;
 	uint64_t cpu_ms;
 	volatile int32_t exec_errno, stage;
+	struct chan *chan; /* NULL where descriptors travel */
 	int tty; /* slave of its terminal, or -1 */
 	int master, pts; /* until `started` was sent; the number in /dev/pts */
 	/* the end */
 	uint64_t start_ns, end_ns, deadline_ns, give_up_ns;
 	int wait_status;
 	struct rusage usage;
-	bool timed_out, cancelled, keep, answered;
+	bool timed_out, cancelled, keep, answered, drained_alone;
 	bool in_pass; /* was ending when the present sweep began */
 	uint32_t seen, walks, killed;
 	struct source status, exec_pipe;
@@ -204,6 +238,7 @@ void job_reap(void);                         /* takes every ended child, answers
 void job_kill(struct job *j);                /* begins the end of its tree */
 void job_cancel_lane(struct lane_ref ref);   /* of every job that was started from this lane */
 void job_timers(uint64_t now);               /* deadlines, and what is still ending */
+void job_drained(struct job *j);             /* the host has taken more of its output */
 void job_exec_done(struct job *j);           /* the exec pipe of a spawn or terminal was closed */
 int job_signal(struct job *j, int signo, bool tree); /* 0 or -errno */
 void job_violation(struct job *j, const char *kind, const char *what, uint64_t limit, uint64_t observed);
@@ -237,7 +272,7 @@ struct vj_limit {
 };
 
 struct worker_state {
-	bool confined, pid1, leaving;
+	bool confined, pid1, stream;
 	char **env;            /* base environment of every command */
 	const char *path;      /* its PATH */
 	int scope_fd;          /* Landlock ruleset that each command enters, or -1 */
@@ -252,7 +287,7 @@ struct worker_state {
 extern struct worker_state worker;
 
 /* Descriptors 0 to 3 are in use and nothing else but `channel`, which may move; 0 or -errno. */
-int confine_descriptors(int *channel, bool keep_stderr);
+int confine_descriptors(int *channel, int *out); /* out NULL, or the second descriptor of a stream */
 /* Hardens this process in the order of the design and answers with what every wall said. */
 void hello(struct lane *l, const struct request *q, struct message *m);
 void lease_renew(void);
@@ -261,6 +296,6 @@ void lease_check(void);
 /* ---- terminal.c ---- */
 
 int terminal_open(unsigned rows, unsigned cols, int *master, int *slave, int *number); /* 0 or -errno */
-int terminal_resize(int number, unsigned rows, unsigned cols);
+int terminal_resize(const struct job *j, unsigned rows, unsigned cols);
 
 #endif
