@@ -170,10 +170,20 @@ async def open_terminal(
         command = [shell_of(plan)]
     changes = {"TERM": "xterm-256color", **(env or {})}
     prepared = commands.prepare(worker, "terminal", command, cwd=cwd, env=changes, limit_time=False)
+    prepared.close()
     prepared.message["rows"], prepared.message["cols"] = rows, cols
     lane = worker.borrow()
     terminal = AsyncTerminal(worker, lane, prepared.message["id"], commands.waiter, prepared.argv)
-    master = await terminal.start(lambda to: commands.send(worker, to, prepared, 0, 2))
+
+    def send(to: Lane) -> None:
+        data, body = worker.packed(prepared.message)
+        try:
+            to.post(data, [body] if body >= 0 else [])
+        finally:
+            if body >= 0:
+                os.close(body)
+
+    master = await terminal.start(send)
     if master < 0 or not os.isatty(master):
         if master >= 0:
             os.close(master)
