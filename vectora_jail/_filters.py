@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-LIST_DIGEST = "d0b275562c3ec39f68b1027adcdfafaff8a5a86872e87a5856f856aba0dd5c10"
+LIST_DIGEST = "5866f3e86e767a386e2a146bffa487d630bbc7b571b4405834acced15508a19b"
 
 PACKED = {
     "x86_64": (

@@ -55,8 +55,8 @@ CLASSES: dict[Access, int] = {
     "rw": (1 << 13) - 1 & ~(MAKE_CHAR | MAKE_BLOCK) | REFER | TRUNCATE,
     "exec": READ_FILE | EXECUTE,
     "list": READ_DIR,
-    # Ordinary programs write /proc/self/{oom_score_adj,comm …}; nothing is made or run there.
-    "proc": READ_FILE | READ_DIR | WRITE_FILE,
+    # Ordinary programs write /proc/self/{oom_score_adj,comm …}, by `>` too, which asks for TRUNCATE.
+    "proc": READ_FILE | READ_DIR | WRITE_FILE | TRUNCATE,
     "rw_dev": READ_FILE | READ_DIR | WRITE_FILE | TRUNCATE | IOCTL_DEV,
     "file_ro": READ_FILE | EXECUTE,
     "file_rw": READ_FILE | EXECUTE | WRITE_FILE | TRUNCATE,

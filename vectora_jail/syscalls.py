@@ -145,7 +145,7 @@ _ALWAYS = [
         quiet=True,
     ),
     *_deny("memfd_secret", "memory that no limit can account for", code=errno.ENOSYS, quiet=True),
-    *_deny("add_key request_key keyctl", "keyrings know no namespace: the backend's are in reach", quiet=True),
+    *_deny("add_key request_key keyctl", "keyrings know no namespace: the backend's too", quiet=True),
     *_deny("open_by_handle_at name_to_handle_at", "opens files by inode, past every path rule"),
     *_deny("fanotify_init", "watches whole file systems"),
     *_deny("syslog", "the kernel's log names addresses and other users' processes"),
