@@ -11,6 +11,12 @@ import pytest
 
 native = pytest.importorskip("vectora_jail._native", reason="the shim is not built")
 
+if path := os.environ.get("VJ_TEST_LAUNCHER"):  # another build of the launcher, with sanitizers for example
+    with open(path, "rb") as image:
+        assert native.lib.vj_set_launcher(image.fileno()) == 0
+    native.register_launcher = lambda: None
+    native._launcher_set = True
+
 BWRAP = b"/usr/bin/bwrap"
 PYTHON = "/usr/bin/python3"
 # Reads Python source from its socket, answers with the repr of `out` or of the exception.
