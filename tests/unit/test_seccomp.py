@@ -7,18 +7,21 @@ import itertools
 import random
 import subprocess
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
-from tests.unit.bpf import ALLOW, KILL, NOTIFY, run
 from vectora_jail import _bpf, seccomp, syscalls
 from vectora_jail.errors import PolicyError
 from vectora_jail.syscalls import ARCHES, RULES, Check, Rule, numbers, select
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+sys.path.insert(0, str(Path(__file__).parent))
+from bpf import ALLOW, KILL, NOTIFY, run
 
 HIGH = 0xABCD_EF01_0000_0000
 
