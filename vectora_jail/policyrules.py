@@ -13,15 +13,12 @@ from typing import TYPE_CHECKING
 
 from vectora_jail.errors import Problem
 from vectora_jail.policykeys import GIT_LEVELS, ISOLATIONS, LEVELS, NETWORK_MODES, PRESETS
-from vectora_jail.policytext import lexical_path, quote, split_target, unescape_path
+from vectora_jail.policytext import NOWHERE, lexical_path, quote, split_target, unescape_path
 
 if TYPE_CHECKING:
     from vectora_jail.policy import Ceiling, Policy
 
 __all__ = ["contradictions", "exceeds", "is_below", "path_consented"]
-
-# A workspace that is not known: deep and unlike any consent, so that `..` never reaches one by accident.
-_NOWHERE = "/\x01" * 12
 
 
 def is_below(path: str, top: str) -> bool:
@@ -112,7 +109,7 @@ def exceeds(policy: Policy, ceiling: Ceiling, *, workspace: str = "", home: str 
         import os.path
 
         home = os.path.expanduser("~")
-    return list(_Excess(policy, ceiling, workspace or _NOWHERE, home).all())
+    return list(_Excess(policy, ceiling, workspace or NOWHERE, home).all())
 
 
 class _Excess:
@@ -170,7 +167,7 @@ class _Excess:
                 if not path_consented(clean, consented, workspace=self.workspace, home=self.home):
                     shown = (
                         quote(path)
-                        if path == clean or clean.startswith(_NOWHERE[:2])
+                        if path == clean or clean.startswith(NOWHERE[:2])
                         else f"{quote(path)} ({clean})"
                     )
                     yield self._missing(f"{key}[{index}]", shown, "a path inside the workspace", field)

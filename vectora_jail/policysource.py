@@ -39,7 +39,7 @@ def parse_toml(data: str | bytes) -> tuple[dict[str, Any], Scan]:
         try:
             text = data.decode()
         except UnicodeDecodeError as error:
-            loose = data.decode("latin-1")
+            loose = data.lstrip(b"\xff\xfe\xef\xbb\xbf").decode("latin-1")  # byte order marks
             line = data.count(b"\n", 0, error.start) + 1
             found = f"the byte 0x{data[error.start]:02x}, which is not UTF-8"
             raise BrokenError(loose, line, found, "UTF-8", "save the file as UTF-8") from None

@@ -9,6 +9,7 @@ from typing import Any, NoReturn
 
 __all__ = [
     "NAME_PATTERN",
+    "NOWHERE",
     "FrozenMap",
     "describe",
     "lexical_path",
@@ -17,6 +18,9 @@ __all__ = [
     "suggestion",
     "unescape_path",
 ]
+
+NOWHERE = "/\x01" * 12
+"""A workspace that is not known: deep and unlike any other path, so that `..` never reaches one by accident."""
 
 NAME_PATTERN = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*")
 

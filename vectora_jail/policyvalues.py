@@ -15,6 +15,7 @@ from vectora_jail.errors import Problem
 from vectora_jail.policykeys import Key
 from vectora_jail.policytext import (
     NAME_PATTERN,
+    NOWHERE,
     FrozenMap,
     describe,
     lexical_path,
@@ -162,7 +163,7 @@ def _surrogates(path: str) -> bool:
 
 
 def _grant_syntax(key: Key, path: str, at: str) -> Problem | None:
-    clean = lexical_path(path, "/ws", "/home/u")
+    clean = lexical_path(path, NOWHERE, "/home/u")
     writes = key.leaf == "rw_paths"
     if clean == "/":
         hint = (
@@ -261,8 +262,6 @@ def _envnames(key: Key, value: object) -> Checked:
 
 def _table(key: Key, value: object) -> tuple[dict[str, str], list[Problem]] | None:
     """Return the entries that are strings, and a problem for each that is not; None when it is no table."""
-    if isinstance(value, (list, tuple)) and all(isinstance(pair, tuple) and len(pair) == 2 for pair in value):
-        value = dict(value)
     if not isinstance(value, Mapping):
         return None
     entries, problems = {}, []
