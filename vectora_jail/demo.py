@@ -242,7 +242,6 @@ def _latency(jail: Jail) -> tuple[float, float]:
 
 def main(*, keep: bool = False) -> int:
     """Run the demonstration; 0 when everything went as promised."""
-    # Not below /tmp, which is private in a jail anyway: the unprotected side and the jail see the same place.
     root = Path(tempfile.mkdtemp(prefix="vectora-jail-demo-"))
     wrong = 0
     try:
