@@ -27,7 +27,7 @@ _HOP_BY_HOP = frozenset(
     | {b"trailer", b"upgrade", b"http2-settings"}
 )
 _FRAMING = frozenset({b"content-length", b"transfer-encoding", b"host"})
-# Between two requests of a kept-alive connection, in seconds.
+# Silence between two requests of a connection, or within the body of one, in seconds.
 _IDLE_S = 60.0
 
 
@@ -197,7 +197,7 @@ class _Exchange:
         while True:
             event = self.near.next_event()
             if event is h11.NEED_DATA:
-                self.near.receive_data(await self.client.read())
+                self.near.receive_data(await asyncio.wait_for(self.client.read(), _IDLE_S))
             elif isinstance(event, h11.Data):
                 await self.upstream.write(self.far.send(event))
             elif isinstance(event, h11.EndOfMessage):

@@ -15,6 +15,8 @@ MAX_HELLO = 32 * 1024
 #: The alert "unrecognized_name", fatal, in a record of its own (RFC 6066).
 ALERT_UNRECOGNIZED_NAME = bytes((21, 3, 1, 0, 2, 2, 112))
 
+# Clients use one or two; reading again after each byte stays cheap with a bound.
+_MAX_RECORDS = 64
 _HANDSHAKE = 22
 _CLIENT_HELLO = 1
 
@@ -44,7 +46,7 @@ def read_hello(data: bytes) -> Hello:
         return Hello("plain")
     message = bytearray()
     position = 0
-    while True:
+    for _ in range(_MAX_RECORDS):
         if len(data) - position < 5:
             return _partial(data)
         if data[position] != _HANDSHAKE:
@@ -64,6 +66,7 @@ def read_hello(data: bytes) -> Hello:
         if len(data) - position < 5 + length:
             return _partial(data)
         position += 5 + length
+    return Hello("bad", reason="the ClientHello is cut into too many records")
 
 
 def _partial(data: bytes) -> Hello:
