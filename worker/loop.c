@@ -133,6 +133,7 @@ static void run_timers(void)
 	while (wake_ns && wake_ns <= (now = now_ns())) {
 		wake_ns = 0;
 		job_timers(now);
+		sampler_timers(now);
 		lease_check();
 		if (wake_ns == 1) /* more to do at once, after a look at the descriptors */
 			break;

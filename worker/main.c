@@ -42,7 +42,7 @@ static int serve(int channel, int out, enum lane_kind kind)
 	worker.pid1 = getpid() == 1;
 	if (!worker.pid1 && prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) < 0)
 		return fail("subreaper", -errno);
-	if ((e = scan_open()) < 0)
+	if ((e = job_scan_open()) < 0)
 		return fail("/proc", e);
 	if ((e = loop_signals()) < 0)
 		return fail("signals", e);

@@ -23,10 +23,16 @@
 #define SLOW_AFTER 50          /* walks; what is stuck then is looked at every 20 ms */
 
 static struct {
+	struct scan scan;
 	bool active; /* a walk is under way */
 	bool again;  /* a child ended meanwhile: its children may lie behind the walk */
 	uint64_t next_ns;
 } sweep;
+
+int job_scan_open(void)
+{
+	return scan_open(&sweep.scan);
+}
 
 /* ---- the reply ---- */
 
@@ -168,6 +174,11 @@ void job_kill(struct job *j)
 		job_drained(j);
 		return;
 	}
+	if (j->state == JOB_KEPT) { /* answered long ago */
+		j->keep = false;
+		sweep.next_ns = 1;
+		loop_wake_at(1);
+	}
 	if (j->state != JOB_RUNNING)
 		return;
 	j->keep = false;
@@ -203,7 +214,7 @@ int job_signal(struct job *j, int signo, bool tree)
 	if (!tree)
 		return !j->pid ? -ESRCH : kill(j->pid, signo) < 0 ? -errno : 0;
 	sweep.active = false; /* one walk at a time: a sweep under way starts again */
-	for (scan_begin(); scan_next(&pid, &tag);)
+	for (scan_begin(&sweep.scan); scan_next(&sweep.scan, &pid, &tag);)
 		n += tag == j->tag && kill(pid, signo) == 0;
 	return n ? 0 : -ESRCH;
 }
@@ -220,7 +231,7 @@ static void visit(pid_t pid, uint64_t tag)
 
 	if (tag == VJ_UNTAGGED || (j && !ending(j)))
 		return; /* the host's own, a neighbour's, or kept */
-	if ((!j || j->walks == 0 || j->walks > ZOMBIE_AFTER) && process_is_zombie(pid))
+	if ((!j || j->walks == 0 || j->walks > ZOMBIE_AFTER) && process_is_zombie(&sweep.scan, pid))
 		return;
 	bool sent = kill(pid, SIGKILL) == 0;
 	if (j) {
@@ -274,9 +285,9 @@ static void job_sweep(void)
 			return;
 		sweep.active = true;
 		sweep.again = false;
-		scan_begin();
+		scan_begin(&sweep.scan);
 	}
-	for (int budget = SWEEP_BUDGET; scan_next(&pid, &tag); budget--) {
+	for (int budget = SWEEP_BUDGET; scan_next(&sweep.scan, &pid, &tag); budget--) {
 		visit(pid, tag);
 		if (budget == 0) {
 			sweep.next_ns = 1;
@@ -285,7 +296,7 @@ static void job_sweep(void)
 		}
 	}
 	/* A process that ended between its name and its tag may have left a child behind the walk: look once more. */
-	walked(!scan_vanished() && !sweep.again);
+	walked(!sweep.scan.vanished && !sweep.again);
 }
 
 void job_timers(uint64_t now)
@@ -429,8 +440,8 @@ void worker_exit(int code)
 			pid_t pid;
 			uint64_t tag;
 			found = false;
-			for (scan_begin(); scan_next(&pid, &tag);)
-				if (tag != VJ_UNTAGGED && job_by_tag(tag) && !process_is_zombie(pid))
+			for (scan_begin(&sweep.scan); scan_next(&sweep.scan, &pid, &tag);)
+				if (tag != VJ_UNTAGGED && job_by_tag(tag) && !process_is_zombie(&sweep.scan, pid))
 					found |= kill(pid, SIGKILL) == 0;
 			while (raw4(SYS_wait4, -1, &status, WNOHANG | __WALL, 0) > 0)
 				continue;

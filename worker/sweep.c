@@ -16,22 +16,7 @@
 /* Where the processes begin in the directory /proc; the 60 names before them are skipped when that is true here. */
 #define PROC_FIRST_PROCESS 256
 
-struct linux_dirent64 {
-	uint64_t ino;
-	int64_t off;
-	unsigned short reclen;
-	unsigned char type;
-	char name[];
-};
-
-static struct {
-	int fd;
-	long start;
-	size_t at, len;
-	unsigned vanished;
-	pid_t self;
-	_Alignas(struct linux_dirent64) uint8_t buf[8192];
-} scan = {.fd = -1};
+static pid_t self;
 
 static pid_t number(const char *name)
 {
@@ -44,58 +29,46 @@ static pid_t number(const char *name)
 	return (pid_t)v;
 }
 
-void scan_begin(void)
+void scan_begin(struct scan *s)
 {
-	scan.at = scan.len = 0;
-	scan.vanished = 0;
-	raw3(SYS_lseek, scan.fd, scan.start, SEEK_SET);
+	s->at = s->len = 0;
+	s->vanished = 0;
+	raw3(SYS_lseek, s->fd, s->start, SEEK_SET);
 }
 
 /* The next process in the directory, this one included; 0 at the end. */
-static pid_t next_pid(void)
+static pid_t next_pid(struct scan *s)
 {
 	for (;;) {
-		if (scan.at >= scan.len) {
-			long n = raw3(SYS_getdents64, scan.fd, scan.buf, sizeof scan.buf);
+		if (s->at >= s->len) {
+			long n = raw3(SYS_getdents64, s->fd, s->buf, sizeof s->buf);
 			if (n <= 0)
 				return 0;
-			scan.len = (size_t)n;
-			scan.at = 0;
+			s->len = (size_t)n;
+			s->at = 0;
 		}
-		const struct linux_dirent64 *d = (const void *)(scan.buf + scan.at);
-		scan.at += d->reclen;
+		const struct vj_dirent64 *d = (const void *)(s->buf + s->at);
+		s->at += d->reclen;
 		pid_t pid = number(d->name);
 		if (pid)
 			return pid;
 	}
 }
 
-int scan_open(void)
+int scan_open(struct scan *s)
 {
-	if (scan.fd >= 0)
-		close(scan.fd);
-	scan.fd = open("/proc", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-	if (scan.fd < 0)
+	s->fd = open("/proc", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+	if (s->fd < 0)
 		return -errno;
-	scan.self = getpid();
+	self = getpid();
 	/* Trust the short way only after it has shown this process. */
-	scan.start = PROC_FIRST_PROCESS;
-	scan_begin();
-	for (pid_t pid; (pid = next_pid());)
-		if (pid == scan.self)
+	s->start = PROC_FIRST_PROCESS;
+	scan_begin(s);
+	for (pid_t pid; (pid = next_pid(s));)
+		if (pid == self)
 			return 0;
-	scan.start = 0;
+	s->start = 0;
 	return 0;
-}
-
-int scan_fd(void)
-{
-	return scan.fd;
-}
-
-unsigned scan_vanished(void)
-{
-	return scan.vanished;
 }
 
 uint64_t process_tag(pid_t pid)
@@ -106,18 +79,18 @@ uint64_t process_tag(pid_t pid)
 	return limit.hard;
 }
 
-int scan_next(pid_t *pid, uint64_t *tag)
+int scan_next(struct scan *s, pid_t *pid, uint64_t *tag)
 {
 	for (;;) {
 		struct vj_rlimit limit = {0, VJ_UNTAGGED};
-		*pid = next_pid();
+		*pid = next_pid(s);
 		if (!*pid)
 			return 0;
-		if (*pid == scan.self)
+		if (*pid == self)
 			continue;
 		long e = raw4(SYS_prlimit64, *pid, RLIMIT_RTTIME, 0, &limit);
 		if (e == -ESRCH)
-			scan.vanished++;
+			s->vanished++;
 		if (e < 0)
 			continue; /* another user's process cannot be one of ours */
 		*tag = limit.hard > VJ_TAG_BASE ? VJ_UNTAGGED : limit.hard;
@@ -125,7 +98,7 @@ int scan_next(pid_t *pid, uint64_t *tag)
 	}
 }
 
-bool process_is_zombie(pid_t pid)
+bool process_is_zombie(const struct scan *s, pid_t pid)
 {
 	char name[24], text[512], *p = name + sizeof name;
 	static const char tail[] = "/stat";
@@ -133,7 +106,7 @@ bool process_is_zombie(pid_t pid)
 	memcpy(p, tail, sizeof tail);
 	for (pid_t v = pid; v; v /= 10)
 		*--p = (char)('0' + v % 10);
-	int fd = openat(scan.fd, p, O_RDONLY | O_CLOEXEC);
+	int fd = openat(s->fd, p, O_RDONLY | O_CLOEXEC);
 	if (fd < 0)
 		return errno == ENOENT || errno == ESRCH;
 	ssize_t n = read(fd, text, sizeof text - 1);

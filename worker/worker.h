@@ -214,6 +214,8 @@ struct job {
 	bool timed_out, cancelled, keep, answered, drained_alone;
 	bool in_pass; /* was ending when the present sweep began */
 	uint32_t seen, walks, killed;
+	uint64_t memory, written; /* at the last look of the sampler */
+	uint32_t procs;
 	struct source status, exec_pipe;
 	uint8_t nviolations;
 	struct violation violations[VJ_VIOLATIONS_MAX];
@@ -234,6 +236,7 @@ const char *path_of(char **env); /* the PATH of an environment, or a usual one *
 
 /* ---- the end of jobs (reap.c) ---- */
 
+int job_scan_open(void);                     /* before the first job; 0 or -errno */
 void job_reap(void);                         /* takes every ended child, answers what can be answered */
 void job_kill(struct job *j);                /* begins the end of its tree */
 void job_cancel_lane(struct lane_ref ref);   /* of every job that was started from this lane */
@@ -250,15 +253,34 @@ _Noreturn void worker_exit(int code); /* kills every command first where the ker
 
 #define VJ_UNTAGGED UINT64_MAX
 
-int scan_open(void);   /* at start, before anything is closed: keeps /proc open; 0 or -errno */
-void scan_begin(void); /* one walk at a time; a second begin starts again */
-/* 1 with the next process but this one, 0 at the end; *tag is VJ_UNTAGGED for a process without one. Processes that
- * ended meanwhile are left out and counted in scan_vanished(). */
-int scan_next(pid_t *pid, uint64_t *tag);
-unsigned scan_vanished(void);
-int scan_fd(void);     /* the directory /proc */
-bool process_is_zombie(pid_t pid);
+struct vj_dirent64 { /* getdents64(2) */
+	uint64_t ino;
+	int64_t off;
+	unsigned short reclen;
+	unsigned char type;
+	char name[];
+};
+
+/* One walk over the processes. */
+struct scan {
+	int fd; /* the directory /proc, open for good */
+	long start;
+	size_t at, len;
+	unsigned vanished; /* ended between their name and their tag: scan_next leaves them out */
+	_Alignas(8) uint8_t buf[8192];
+};
+
+int scan_open(struct scan *s); /* 0 or -errno */
+void scan_begin(struct scan *s);
+/* 1 with the next process but this one, 0 at the end; *tag is VJ_UNTAGGED for a process without one. */
+int scan_next(struct scan *s, pid_t *pid, uint64_t *tag);
+bool process_is_zombie(const struct scan *s, pid_t pid);
 uint64_t process_tag(pid_t pid);
+
+/* ---- sampler.c ---- */
+
+void sampler_start(uint64_t now); /* a command begins */
+void sampler_timers(uint64_t now);
 
 /* ---- confine.c ---- */
 

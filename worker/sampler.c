@@ -1,0 +1,331 @@
+/* sampler.c — memory, processes and written bytes of the whole jail, where no cgroup bounds them.
+ *
+ * While commands run, their processes are looked at every 20 ms, or so rarely that the looking costs at most a
+ * fiftieth of the time. Above a limit the tree of the call that has most of it is killed. What cannot be read is not
+ * counted; memory shared after a fork is counted by share only once the plain sum is above the limit.
+ * Sources: proc(5) status, smaps_rollup, io; statfs(2).
+ */
+#include "worker.h"
+
+#include "compat.h"
+#include "rawsys.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <sys/statfs.h>
+#include <unistd.h>
+
+#define MS UINT64_C(1000000)
+#define INTERVAL_MIN (20 * MS)
+#define COST_FACTOR 50
+#define SLICE 32       /* processes looked at before the loop goes on */
+#define MEMFD_EVERY 10 /* rounds */
+#define MEMFDS_MAX 512 /* different ones that a round tells apart */
+#define TMPFS_MAGIC_NUMBER 0x01021994
+
+enum what { MEMORY, PIDS, DISK };
+
+static struct {
+	struct scan scan;
+	bool opened, busy, walking, memfds;
+	unsigned round, nprocs;
+	uint64_t next_ns, cost_ns;
+	uint64_t memory, written;     /* of this round */
+	uint64_t memfd_memory;        /* of the last round that looked at descriptors */
+	uint64_t memfd_now;
+	uint64_t reaped_base;         /* written by children that had ended when the commands began */
+	uint64_t blocks_base, block;  /* of the file system of the workspace */
+	unsigned nseen;
+	ino_t seen[MEMFDS_MAX];
+} s;
+
+/* ---- one process ---- */
+
+/* Reads a file of a process; the text's length, 0 when it cannot be read. */
+static size_t read_of(pid_t pid, const char *file, char *text, size_t cap)
+{
+	char name[40], *p = name + 12;
+	size_t n = strlen(file) + 1;
+	if (n > sizeof name - 12)
+		return 0;
+	memcpy(p, file, n);
+	for (pid_t v = pid; v && p > name; v /= 10)
+		*--p = (char)('0' + v % 10);
+	long fd = raw4(SYS_openat, s.scan.fd, p, O_RDONLY | O_CLOEXEC, 0);
+	if (fd < 0)
+		return 0;
+	long got = raw3(SYS_read, fd, text, cap - 1);
+	raw1(SYS_close, fd);
+	text[got > 0 ? got : 0] = 0;
+	return got > 0 ? (size_t)got : 0;
+}
+
+/* The number behind a name such as "\nRssAnon:", 0 when it is not there. */
+static uint64_t field(const char *text, const char *name)
+{
+	const char *p = strstr(text, name);
+	uint64_t v = 0;
+	if (!p)
+		return 0;
+	for (p += strlen(name); *p == ' ' || *p == '\t'; p++)
+		continue;
+	for (; *p >= '0' && *p <= '9'; p++)
+		v = v * 10 + (uint64_t)(*p - '0');
+	return v;
+}
+
+static uint64_t resident(pid_t pid)
+{
+	char text[4096];
+	if (!read_of(pid, "/status", text, sizeof text))
+		return 0;
+	return (field(text, "\nRssAnon:") + field(text, "\nRssShmem:")) * 1024;
+}
+
+static uint64_t share_of_resident(pid_t pid)
+{
+	char text[2048];
+	if (!read_of(pid, "/smaps_rollup", text, sizeof text)) /* not dumpable: the plain number */
+		return resident(pid);
+	return (field(text, "\nPss_Anon:") + field(text, "\nPss_Shmem:")) * 1024;
+}
+
+static uint64_t written_by(pid_t pid)
+{
+	char text[512];
+	return read_of(pid, "/io", text, sizeof text) ? field(text, "\nwrite_bytes:") : 0;
+}
+
+/* Memory in memfds: it is in no process's resident size until it is mapped. */
+static uint64_t memfds_of(pid_t pid)
+{
+	static _Alignas(8) char buf[4096];
+	char name[40] = {0}, *p = name + 12, link[16];
+	uint64_t sum = 0;
+	long n;
+
+	memcpy(p, "/fd", 4);
+	for (pid_t v = pid; v && p > name; v /= 10)
+		*--p = (char)('0' + v % 10);
+	long dir = raw4(SYS_openat, s.scan.fd, p, O_RDONLY | O_DIRECTORY | O_CLOEXEC, 0);
+	if (dir < 0)
+		return 0;
+	while ((n = raw3(SYS_getdents64, dir, buf, sizeof buf)) > 0)
+		for (long at = 0; at < n;) {
+			const struct vj_dirent64 *d = (const void *)(buf + at);
+			struct stat st;
+			at += d->reclen;
+			if (d->name[0] == '.' || raw4(SYS_readlinkat, dir, d->name, link, sizeof link) < 7 ||
+			    memcmp(link, "/memfd:", 7) != 0 || fstatat((int)dir, d->name, &st, 0) < 0)
+				continue;
+			unsigned i = 0;
+			while (i < s.nseen && s.seen[i] != st.st_ino)
+				i++;
+			if (i < s.nseen)
+				continue;
+			if (s.nseen < MEMFDS_MAX)
+				s.seen[s.nseen++] = st.st_ino;
+			sum += (uint64_t)st.st_blocks * 512;
+		}
+	raw1(SYS_close, dir);
+	return sum;
+}
+
+/* ---- the jail ---- */
+
+static uint64_t own_written(void)
+{
+	char text[512];
+	if (worker.io_fd < 0)
+		return 0;
+	long n = raw4(SYS_pread64, worker.io_fd, text, sizeof text - 1, 0);
+	text[n > 0 ? n : 0] = 0;
+	return field(text, "\nwrite_bytes:");
+}
+
+/* Bytes in use on the file system of the workspace. */
+static uint64_t blocks_used(void)
+{
+	struct statfs fs;
+	if (statfs(".", &fs) < 0 || fs.f_blocks < fs.f_bfree)
+		return 0;
+	s.block = (uint64_t)fs.f_bsize;
+	return (uint64_t)(fs.f_blocks - fs.f_bfree) * s.block;
+}
+
+static uint64_t tmpfs_used(void)
+{
+	static const char *const places[] = {"/tmp", "/dev/shm"};
+	uint64_t sum = 0;
+	dev_t first = 0;
+	if (!worker.pid1) /* the host's own */
+		return 0;
+	for (size_t i = 0; i < VJ_ARRAY(places); i++) {
+		struct statfs fs;
+		struct stat st;
+		if (statfs(places[i], &fs) < 0 || fs.f_type != TMPFS_MAGIC_NUMBER || stat(places[i], &st) < 0 ||
+		    st.st_dev == first)
+			continue;
+		first = st.st_dev;
+		sum += (uint64_t)(fs.f_blocks - fs.f_bfree) * (uint64_t)fs.f_bsize;
+	}
+	return sum;
+}
+
+static uint64_t amount(const struct job *j, enum what what)
+{
+	return what == MEMORY ? j->memory : what == PIDS ? j->procs : j->written;
+}
+
+/* The call that has most of it ends; true when there was one. */
+static bool breach(enum what what, uint64_t limit, uint64_t observed)
+{
+	static const char *const names[] = {"memory", "pids", "disk"};
+	struct job *worst = NULL;
+
+	for (int i = 0; i < jobs_active(); i++) {
+		struct job *j = jobs_active_at(i);
+		if ((j->state == JOB_RUNNING || j->state == JOB_KEPT) &&
+		    (!worst || amount(j, what) > amount(worst, what)))
+			worst = j;
+	}
+	if (!worst)
+		return false;
+	job_violation(worst, "limit", names[what], limit, observed);
+	job_kill(worst);
+	return true;
+}
+
+/* The sum again, each page by share: what a fork shares was counted once for each process. */
+static uint64_t exact_memory(void)
+{
+	pid_t pid;
+	uint64_t tag, sum = 0;
+
+	for (int i = 0; i < jobs_active(); i++)
+		jobs_active_at(i)->memory = 0;
+	for (scan_begin(&s.scan); scan_next(&s.scan, &pid, &tag);) {
+		struct job *j = tag == VJ_UNTAGGED ? NULL : job_by_tag(tag);
+		if (!worker.pid1 && !j)
+			continue;
+		uint64_t m = share_of_resident(pid);
+		if (j)
+			j->memory += m;
+		sum += m;
+	}
+	return sum;
+}
+
+static void judge(void)
+{
+	uint64_t other = s.memfd_memory + (worker.limit_memory ? tmpfs_used() : 0);
+
+	if (worker.limit_memory && s.memory + other > worker.limit_memory) {
+		uint64_t observed = exact_memory() + other;
+		if (observed > worker.limit_memory)
+			breach(MEMORY, worker.limit_memory, observed);
+	}
+	if (worker.limit_pids && s.nprocs > worker.limit_pids)
+		breach(PIDS, worker.limit_pids, s.nprocs);
+	if (worker.limit_disk) {
+		uint64_t reaped = own_written(), used = blocks_used();
+		uint64_t sum = s.written + (reaped > s.reaped_base ? reaped - s.reaped_base : 0);
+		uint64_t grown = used > s.blocks_base ? used - s.blocks_base : 0;
+		/* Children of a parent that ignores SIGCHLD are added to nobody; the file system knows, but it knows
+		 * the host's writers as well, so it decides only far above the limit. */
+		if (sum > worker.limit_disk)
+			breach(DISK, worker.limit_disk, sum);
+		else if (grown / 2 > worker.limit_disk)
+			breach(DISK, worker.limit_disk, grown);
+	}
+}
+
+static void begin_walk(void)
+{
+	for (int i = 0; i < jobs_active(); i++) {
+		struct job *j = jobs_active_at(i);
+		j->memory = j->written = 0;
+		j->procs = 0;
+	}
+	s.memory = s.written = s.memfd_now = s.cost_ns = 0;
+	s.nprocs = s.nseen = 0;
+	s.memfds = worker.limit_memory && s.round++ % MEMFD_EVERY == 0;
+	s.walking = true;
+	scan_begin(&s.scan);
+}
+
+static void look_at(pid_t pid, uint64_t tag)
+{
+	struct job *j = tag == VJ_UNTAGGED ? NULL : job_by_tag(tag);
+	uint64_t memory = 0, written = 0, memfd = 0;
+
+	if (!worker.pid1 && !j)
+		return; /* the host's */
+	if (worker.limit_memory)
+		memory = resident(pid);
+	if (s.memfds)
+		memfd = memfds_of(pid);
+	if (worker.limit_disk)
+		written = written_by(pid);
+	s.memory += memory;
+	s.memfd_now += memfd;
+	s.written += written;
+	s.nprocs++;
+	if (!j)
+		return;
+	j->memory += memory + memfd;
+	j->written += written;
+	j->procs++;
+}
+
+void sampler_start(uint64_t now)
+{
+	if (s.busy || !(worker.limit_memory || worker.limit_pids || worker.limit_disk))
+		return;
+	if (!s.opened && scan_open(&s.scan) < 0)
+		return;
+	s.opened = s.busy = true;
+	s.walking = false;
+	if (worker.limit_disk) {
+		s.reaped_base = own_written();
+		s.blocks_base = blocks_used();
+	}
+	s.next_ns = now + INTERVAL_MIN;
+	loop_wake_at(s.next_ns);
+}
+
+void sampler_timers(uint64_t now)
+{
+	pid_t pid;
+	uint64_t tag;
+	int left = SLICE;
+
+	if (!s.busy)
+		return;
+	if (!jobs_active()) {
+		s.busy = s.walking = false;
+		return;
+	}
+	if (!s.walking && s.next_ns > now) {
+		loop_wake_at(s.next_ns);
+		return;
+	}
+	if (!s.walking)
+		begin_walk();
+	while (left-- && scan_next(&s.scan, &pid, &tag))
+		look_at(pid, tag);
+	if (left < 0) { /* more to look at, after what else the loop has to do */
+		s.cost_ns += now_ns() - now;
+		loop_wake_at(1);
+		return;
+	}
+	s.walking = false;
+	if (s.memfds)
+		s.memfd_memory = s.memfd_now;
+	judge();
+	now = now_ns() - now + s.cost_ns;
+	s.next_ns = now_ns() + (now * COST_FACTOR > INTERVAL_MIN ? now * COST_FACTOR : INTERVAL_MIN);
+	loop_wake_at(s.next_ns);
+}
