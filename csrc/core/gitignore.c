@@ -446,7 +446,8 @@ static bool rule_matches(const struct rule *r, const struct gi_path *p, unsigned
 {
 	bool folded = (flags & GI_FOLD) != 0;
 	size_t from = r->basename ? p->name : r->absolute ? 1 : p->rel;
-	if ((r->dir_only && !(flags & GI_DIR)) || ((flags & GI_DOTGIT) && !r->dotgit))
+	if ((r->dir_only && !(flags & GI_DIR)) || ((flags & GI_DOTGIT) && !r->dotgit) ||
+	    ((flags & GI_FLOOR) && !r->floor))
 		return false;
 	if ((flags & GI_OUTSIDE) && !r->basename && !r->floating && !r->absolute)
 		return false;

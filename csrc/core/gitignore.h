@@ -20,6 +20,7 @@ enum gi_flags {
 	GI_FOLD = 2,    /* its directory ignores case (ASCII letters) */
 	GI_OUTSIDE = 4, /* not below the workspace: only rules that match at any depth, or absolute ones */
 	GI_DOTGIT = 8,  /* inside a git directory: only rules that name .git themselves */
+	GI_FLOOR = 16,  /* only floor rules */
 };
 
 enum gi_verdict { GI_NONE = 0, GI_MATCH = 1, GI_NEGATED = 2 };

@@ -1,0 +1,399 @@
+/* treespec.c — a tree from its description, its report, and its end. */
+#define _GNU_SOURCE
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "msg.h"
+#include "tree.h"
+
+#define ENTRIES_DEFAULT 5000000u
+#define MS_DEFAULT 30000u
+#define WATCHES_DEFAULT (1u << 20)
+#define ROOTS_MAX 4096
+#define NAMES_MAX 65536
+
+void vj_free(void *p)
+{
+	free(p);
+}
+
+/* An absolute path without a slash at its end, NUL-terminated. NULL: malformed (err is set) or no memory. */
+static char *take_path(struct mp_reader *r, int *err)
+{
+	struct mp_bytes b = mp_read_bytes(r);
+	size_t len = b.len;
+	if (r->err || len == 0 || len >= TREE_PATH_MAX || b.ptr[0] != '/' || memchr(b.ptr, 0, len)) {
+		*err = r->err ? -EBADMSG : -EINVAL;
+		return NULL;
+	}
+	while (len > 1 && b.ptr[len - 1] == '/')
+		len--;
+	char *copy = malloc(len + 1);
+	if (!copy) {
+		*err = -ENOMEM;
+		return NULL;
+	}
+	memcpy(copy, b.ptr, len);
+	copy[len] = 0;
+	return copy;
+}
+
+static int take_roots(struct vj_tree *t, struct mp_reader *r)
+{
+	uint32_t n = mp_read_array(r);
+	int err = 0;
+	if (r->err || n > ROOTS_MAX)
+		return -EBADMSG;
+	t->roots = calloc(n + 1u, sizeof *t->roots);
+	if (!t->roots)
+		return -ENOMEM;
+	for (uint32_t i = 0; i < n && !err; i++) {
+		if (mp_read_array(r) != 2)
+			return -EBADMSG;
+		struct tree_root *root = &t->roots[t->nroots];
+		root->path = take_path(r, &err);
+		if (err)
+			return err;
+		root->len = strlen(root->path);
+		root->writable = mp_read_bool(r);
+		root->top = true;
+		t->nroots++;
+	}
+	return 0;
+}
+
+static int take_names(struct vj_tree *t, struct mp_reader *r, enum name_kind kind)
+{
+	uint32_t n = mp_read_array(r);
+	int err = 0;
+	if (r->err || n > NAMES_MAX || t->nnames > NAMES_MAX)
+		return -EBADMSG;
+	struct tree_name *more = realloc(t->names, (t->nnames + n + 1u) * sizeof *more);
+	if (!more)
+		return -ENOMEM;
+	t->names = more;
+	for (uint32_t i = 0; i < n; i++) {
+		struct tree_name *name = &t->names[t->nnames];
+		name->path = take_path(r, &err);
+		if (err)
+			return err;
+		name->len = strlen(name->path);
+		name->kind = kind;
+		size_t parent = (size_t)(strrchr(name->path, '/') - name->path);
+		name->parent_len = parent ? parent : 1;
+		t->nnames++;
+	}
+	return 0;
+}
+
+static int take_masks(struct vj_tree *t, struct mp_reader *r)
+{
+	uint32_t n = mp_read_array(r);
+	for (uint32_t i = 0; i < n; i++) {
+		if (mp_read_array(r) != 3)
+			return -EBADMSG;
+		struct mp_bytes pattern = mp_read_bytes(r);
+		bool negate = mp_read_bool(r), floor = mp_read_bool(r);
+		if (r->err)
+			return -EBADMSG;
+		int err = gi_add(t->rules, pattern.ptr, pattern.len, negate, floor);
+		if (err)
+			return err;
+	}
+	return r->err ? -EBADMSG : 0;
+}
+
+static int take_known(struct vj_tree *t, struct mp_reader *r)
+{
+	uint32_t n = mp_read_array(r);
+	for (uint32_t i = 0; i < n; i++) {
+		struct tree_object o = {0};
+		if (mp_read_array(r) != 3)
+			return -EBADMSG;
+		o.dev = mp_read_uint(r);
+		o.ino = mp_read_uint(r);
+		o.btime = mp_read_int(r);
+		int err = r->err ? -EBADMSG : tree_known_add(t, &o);
+		if (err)
+			return err;
+	}
+	return r->err ? -EBADMSG : 0;
+}
+
+static int take_field(struct vj_tree *t, struct mp_bytes key, struct mp_reader *r)
+{
+	int err = 0;
+	if (mp_is(key, "roots"))
+		return take_roots(t, r);
+	if (mp_is(key, "masks"))
+		return take_masks(t, r);
+	if (mp_is(key, "mask_paths"))
+		return take_names(t, r, NAME_MASK);
+	if (mp_is(key, "protect"))
+		return take_names(t, r, NAME_PROTECT);
+	if (mp_is(key, "known"))
+		return take_known(t, r);
+	if (mp_is(key, "workspace")) {
+		free(t->workspace);
+		t->workspace = take_path(r, &err);
+		return err;
+	}
+	if (mp_is(key, "audit") && mp_peek(r) != MP_NIL) {
+		free(t->audit);
+		t->audit = take_path(r, &err);
+		return err;
+	}
+	if (mp_is(key, "git"))
+		t->git = (int)mp_read_uint(r);
+	else if (mp_is(key, "max_entries"))
+		t->max_entries = mp_read_uint(r);
+	else if (mp_is(key, "max_ms"))
+		t->max_ms = mp_read_uint(r);
+	else if (mp_is(key, "max_watches"))
+		t->max_watches = mp_read_uint(r);
+	else
+		mp_skip(r);
+	return r->err ? -EBADMSG : 0;
+}
+
+/* Which roots are walked by themselves; the policy file is protected whatever the description says. */
+static int finish(struct vj_tree *t)
+{
+	if (!t->workspace || t->git < 0 || t->git > VJ_GIT_READ_ONLY)
+		return -EINVAL;
+	t->workspace_len = strlen(t->workspace);
+	t->max_entries = t->max_entries ? t->max_entries : ENTRIES_DEFAULT;
+	t->max_ms = t->max_ms ? t->max_ms : MS_DEFAULT;
+	t->max_watches = t->max_watches ? t->max_watches : WATCHES_DEFAULT;
+	for (size_t i = 0; i < t->nroots; i++)
+		for (size_t k = 0; k < t->nroots; k++) {
+			const struct tree_root *a = &t->roots[i], *b = &t->roots[k];
+			bool in = a->len >= b->len && memcmp(a->path, b->path, b->len) == 0 &&
+				  (a->len == b->len || a->path[b->len] == '/' || b->len == 1);
+			if (i != k && in && (a->len > b->len || i > k))
+				t->roots[i].top = false;
+		}
+	struct tree_name *more = realloc(t->names, (t->nnames + 1) * sizeof *more);
+	if (!more)
+		return -ENOMEM;
+	t->names = more;
+	size_t at = t->workspace_len == 1 ? 0 : t->workspace_len;
+	char *policy = malloc(at + sizeof "/vectora.toml");
+	if (!policy)
+		return -ENOMEM;
+	memcpy(policy, t->workspace, at);
+	memcpy(policy + at, "/vectora.toml", sizeof "/vectora.toml");
+	t->names[t->nnames++] = (struct tree_name){policy, strlen(policy), at ? at : 1, NAME_PROTECT};
+	return gi_compile(t->rules, true);
+}
+
+int vj_tree_new(const uint8_t *spec, size_t len, struct vj_tree **out)
+{
+	struct mp_reader r;
+	struct vj_tree *t = calloc(1, sizeof *t);
+	*out = NULL;
+	if (!t)
+		return -ENOMEM;
+	pthread_mutex_init(&t->lock, NULL);
+	t->mntns_fd = t->userns_fd = -1;
+	int err = gi_new(&t->rules);
+	mp_reader_init(&r, spec, len);
+	uint32_t n = mp_read_map(&r);
+	for (uint32_t i = 0; i < n && !err && !r.err; i++) {
+		struct mp_bytes key = mp_read_bytes(&r);
+		err = take_field(t, key, &r);
+	}
+	if (!err)
+		err = r.err ? -EBADMSG : finish(t);
+	tree_watch_join(t);
+	if (err) {
+		vj_tree_free(t);
+		return err;
+	}
+	*out = t;
+	return 0;
+}
+
+void vj_tree_free(struct vj_tree *t)
+{
+	if (!t)
+		return;
+	tree_watch_leave(t);
+	while (t->tops)
+		tree_dir_free(t, t->tops);
+	for (size_t i = 0; i < t->nqueue; i++)
+		free(t->queue[i].name);
+	free(t->queue);
+	tree_dirs_bury(t);
+	free(t->dirs);
+	tree_items_free(t);
+	for (size_t i = 0; i < t->nroots; i++)
+		free(t->roots[i].path);
+	for (size_t i = 0; i < t->nnames; i++)
+		free(t->names[i].path);
+	free(t->roots);
+	free(t->names);
+	free(t->workspace);
+	free(t->audit);
+	tree_list_free(&t->links);
+	tree_list_free(&t->planted);
+	tree_list_free(&t->appeared);
+	tree_list_free(&t->hazards);
+	tree_git_free(t);
+	gi_free(t->rules);
+	if (t->mntns_fd >= 0)
+		close(t->mntns_fd);
+	if (t->userns_fd >= 0)
+		close(t->userns_fd);
+	pthread_mutex_destroy(&t->lock);
+	free(t);
+}
+
+int vj_tree_scan(struct vj_tree *t)
+{
+	pthread_mutex_lock(&t->lock);
+	int err = tree_scan_all(t);
+	pthread_mutex_unlock(&t->lock);
+	return err;
+}
+
+int vj_tree_ops(struct vj_tree *t, uint8_t **buf, size_t *len)
+{
+	pthread_mutex_lock(&t->lock);
+	int err = tree_ops_encode(t, true, buf, len);
+	pthread_mutex_unlock(&t->lock);
+	return err;
+}
+
+int vj_tree_applied(struct vj_tree *t, const int32_t *results, size_t count)
+{
+	size_t retry;
+	pthread_mutex_lock(&t->lock);
+	int err = tree_ops_answer(t, results, count, &retry);
+	pthread_mutex_unlock(&t->lock);
+	return retry ? 0 : err; /* the first sync looks at those again */
+}
+
+/* ---- report ---- */
+
+static size_t list_size(const struct tree_list *l)
+{
+	size_t n = 32;
+	for (size_t i = 0; i < l->n; i++)
+		n += strlen(l->at[i]) + 32;
+	return n;
+}
+
+static void write_list(struct mp_writer *w, const char *key, const struct tree_list *l)
+{
+	mp_write_str(w, key);
+	mp_write_array(w, (uint32_t)l->n);
+	for (size_t i = 0; i < l->n; i++)
+		mp_write_bin(w, l->at[i], strlen(l->at[i]));
+}
+
+static int item_path(const void *a, const void *b)
+{
+	return strcmp((*(struct vj_item *const *)a)->path, (*(struct vj_item *const *)b)->path);
+}
+
+static void write_items(struct mp_writer *w, const char *key, struct vj_item *const *all, size_t n, enum item_what what,
+			unsigned flags)
+{
+	uint32_t count = 0;
+	for (size_t i = 0; i < n; i++)
+		count += all[i]->what == what && (all[i]->flags & flags) == flags;
+	mp_write_str(w, key);
+	mp_write_array(w, count);
+	for (size_t i = 0; i < n; i++)
+		if (all[i]->what == what && (all[i]->flags & flags) == flags)
+			mp_write_bin(w, all[i]->path, all[i]->len);
+}
+
+static void write_object(struct mp_writer *w, const struct tree_object *o)
+{
+	mp_write_array(w, 3);
+	mp_write_uint(w, o->dev);
+	mp_write_uint(w, o->ino);
+	mp_write_int(w, o->btime);
+}
+
+static void write_known(struct mp_writer *w, const struct vj_tree *t, struct vj_item *const *all, size_t n)
+{
+	mp_write_str(w, "known");
+	mp_write_array(w, (uint32_t)(t->ncovers + t->nknown));
+	for (size_t i = 0; i < n; i++)
+		if (all[i]->what == ITEM_COVER)
+			write_object(w, &all[i]->object);
+	for (size_t i = 0; i < t->nknown; i++)
+		write_object(w, &t->known[i]);
+}
+
+static void write_number(struct mp_writer *w, const char *key, uint64_t v)
+{
+	mp_write_str(w, key);
+	mp_write_uint(w, v);
+}
+
+static void write_report(struct mp_writer *w, const struct vj_tree *t, struct vj_item *const *all, size_t n)
+{
+	mp_write_map(w, 18);
+	write_items(w, "masks", all, n, ITEM_COVER, 0);
+	write_items(w, "history", all, n, ITEM_COVER, ITEM_HISTORY);
+	write_items(w, "protected", all, n, ITEM_RO, 0);
+	write_items(w, "pins", all, n, ITEM_PIN, 0);
+	mp_write_str(w, "gits");
+	mp_write_array(w, (uint32_t)t->ngits);
+	for (size_t i = 0; i < t->ngits; i++)
+		mp_write_bin(w, t->gits[i].path, strlen(t->gits[i].path));
+	write_list(w, "planted", &t->planted);
+	write_list(w, "appeared", &t->appeared);
+	mp_write_str(w, "hazards");
+	mp_write_array(w, (uint32_t)t->hazards.n);
+	for (size_t i = 0; i < t->hazards.n; i++) {
+		mp_write_array(w, 2);
+		mp_write_bin(w, t->hazards.at[i], strlen(t->hazards.at[i]));
+		mp_write_str(w, "unreadable_directory");
+	}
+	mp_write_str(w, "complete");
+	mp_write_bool(w, t->complete && t->scanned);
+	mp_write_str(w, "reason");
+	mp_write_str(w, t->reason);
+	write_number(w, "entries", t->entries);
+	write_number(w, "dirs", t->ndirs_seen);
+	write_number(w, "watches", t->watches);
+	write_number(w, "us", (uint64_t)(t->ms * 1000));
+	write_number(w, "ms", (uint64_t)t->ms);
+	mp_write_str(w, "watch");
+	mp_write_str(w, !t->scanned ? "off" : t->rescan_mode ? "rescan" : "inotify");
+	write_number(w, "rescans", t->rescans);
+	write_known(w, t, all, n);
+}
+
+int vj_tree_report(struct vj_tree *t, uint8_t **buf, size_t *len)
+{
+	pthread_mutex_lock(&t->lock);
+	size_t n = 0, size = 1024;
+	struct vj_item **all = malloc((t->nitems + 1) * sizeof(struct vj_item *));
+	for (size_t i = 0; all && i < t->items_size; i++)
+		for (struct vj_item *it = t->by_path[i]; it; it = it->same_path) {
+			all[n++] = it;
+			size += 2u * it->len + 64;
+		}
+	for (size_t i = 0; i < t->ngits; i++)
+		size += strlen(t->gits[i].path) + 16;
+	size += list_size(&t->planted) + list_size(&t->appeared) + list_size(&t->hazards) + 32 * t->nknown;
+	*buf = all ? malloc(size) : NULL;
+	struct mp_writer w;
+	if (*buf) {
+		qsort(all, n, sizeof(struct vj_item *), item_path);
+		mp_writer_init(&w, *buf, size);
+		write_report(&w, t, all, n);
+		*len = w.len;
+	}
+	free(all);
+	pthread_mutex_unlock(&t->lock);
+	return !*buf ? -ENOMEM : w.overflow ? -E2BIG : 0;
+}
