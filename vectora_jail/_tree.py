@@ -11,7 +11,7 @@ from vectora_jail._native import register_launcher
 from vectora_jail._shim import ffi, lib
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
 __all__ = ["Tree"]
 
@@ -43,6 +43,10 @@ class Tree:
         """Return the mount operations that the present state asks for, in order."""
         ops: list[list[Any]] = self._table(lib.vj_tree_ops)
         return ops
+
+    def applied(self, results: Sequence[int]) -> None:
+        """Tell what became of the last `ops`, one errno each; raises OSError when a cover could not be made."""
+        _check(lib.vj_tree_applied(self._t, list(results), len(results)))
 
     def attach(self, mntns_fd: int, userns_fd: int) -> None:
         """Apply later changes to this jail, before each call and by the shim's watcher."""

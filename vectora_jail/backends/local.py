@@ -167,10 +167,17 @@ class LocalBackend:
 
     @staticmethod
     def _enter(running: LocalRunning, plan: JailPlan, tree: Tree, started: _native.Started) -> None:
-        ops = [*map(list, plan.enter_ops), *tree.ops()]
-        for op, err in zip(ops, running.enter(ops), strict=True):
+        base = [list(op) for op in plan.enter_ops]
+        later = tree.ops()
+        results = running.enter([*base, *later])
+        for op, err in zip(base, results, strict=False):
             if err:
                 raise _op_error(op, err)
+        try:
+            tree.applied(results[len(base) :])
+        except OSError as exc:
+            failed = next((op for op, err in zip(later, results[len(base) :], strict=False) if err), ["mask"])
+            raise _op_error(failed, exc.errno or 0) from None
         tree.attach(started.mntns_fd, started.userns_fd)
 
     @staticmethod
