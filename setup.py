@@ -51,8 +51,6 @@ def sources(program: str) -> list[str]:
     if program == "worker":
         return ["worker/main.c", *(str(p) for p in worker if p.name not in ("main.c", "launcher.c"))]
     core = sorted(Path("csrc/core").glob("*.c"))
-    if not Path("csrc/core/treewatch.c").exists():  # SCAFFOLD
-        core = [p for p in core if not p.name.startswith("tree")]
     return ["worker/launcher.c", *map(str, core), "worker/msg.c"]
 
 
@@ -128,21 +126,14 @@ class BuildWorker(Command):
         """{(program, architecture): path of the result}."""
         root = Path() if self.in_tree() else Path(self.build_lib or ".")
         where = root / "vectora_jail"
-        present = [p for p in PROGRAMS if Path(sources(p)[0]).exists()]  # SCAFFOLD
-        return {(p, a): where / f"vectora-jail-{p}-{a}" for a in compilers() for p in present}
+        return {(p, a): where / f"vectora-jail-{p}-{a}" for a in compilers() for p in PROGRAMS}
 
     def run(self) -> None:
         """Compile, check, hash."""
         commands = compilers()
         hashes = {}
         for (program, arch), path in self.targets().items():
-            try:
-                image = self.image(program, arch, commands[arch])
-            except SystemExit as error:  # SCAFFOLD: the tree is being written by many
-                print(error, "(skipped)", file=sys.stderr)
-                if not path.exists():
-                    continue
-                image = path.read_bytes()
+            image = self.image(program, arch, commands[arch])
             if not is_static(image) or architecture(image) != arch:
                 raise SystemExit(
                     f"vectora-jail: {program} for {arch} is not a static 64-bit program: {commands[arch]}"

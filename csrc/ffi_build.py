@@ -25,8 +25,6 @@ def relative(pattern: str) -> list[str]:
 
 
 sources = [*relative("csrc/*.c"), *relative("csrc/core/*.c"), *relative("worker/msg.c")]
-if "csrc/core/treewatch.c" not in sources:  # SCAFFOLD
-    sources = [s for s in sources if "/core/tree" not in s]
 headers = [*relative("csrc/*.h"), *relative("csrc/core/*.h"), *relative("worker/*.h")]
 cdefs = [c for c in [*relative("csrc/*.cdef"), *relative("csrc/core/*.cdef")] if c[:-4] + "c" in sources]
 

@@ -2,13 +2,9 @@
 #ifndef VJ_SHIM_H
 #define VJ_SHIM_H
 
-#include "core/start.h"
-#include "images.h"
-#if __has_include("core/treewatch.h")
-#include "core/treewatch.h"
-#endif
-#if __has_include("channel.h")
 #include "channel.h"
-#endif
+#include "core/start.h"
+#include "core/treewatch.h"
+#include "images.h"
 
 #endif
