@@ -43,6 +43,7 @@ struct dirent_reader {
 /* d_type and d_ino are hints; the name is valid until the next call. NULL: the end, or err < 0. */
 const char *dirent_next(struct dirent_reader *d, uint8_t *type);
 
+int may_have_size(uint64_t size); /* -EFBIG past RLIMIT_FSIZE, where a write sends SIGXFSZ */
 int write_all(int fd, const void *p, size_t n); /* 0 or -errno */
 int64_t stat_mtime_ns(const struct stat *st); /* saturates: a file can have any time */
 const char *type_name(mode_t mode);

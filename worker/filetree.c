@@ -32,7 +32,7 @@ static int move(struct listing *l)
 	size_t n = l->w->len - l->start;
 	if (l->body < 0 && (l->body = new_body()) < 0)
 		return l->body;
-	if (l->moved + n > VJ_FRAME_MAX)
+	if (l->moved + n > VJ_FRAME_MAX || may_have_size(l->moved + n) < 0)
 		return -EFBIG;
 	int e = write_all(l->body, l->w->buf + l->start, n);
 	l->moved += n;

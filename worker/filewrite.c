@@ -271,6 +271,8 @@ static int write_target(const struct file_request *rq, struct target *t, struct 
 	uint64_t size;
 	int e = content_size(rq, &size);
 	if (!e)
+		e = may_have_size(size);
+	if (!e)
 		e = find(t, rq);
 	if (e)
 		return e;

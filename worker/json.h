@@ -11,8 +11,8 @@
 
 #define JSON_KEYS_MAX 64 /* keys of one object */
 
-/* An output of this size never overflows: the worst input is an array of short fractions. */
-#define JSON_TO_MSGPACK_MAX(len) ((len) / 4 * 9 + 32)
+/* An output of this size never overflows: the worst input is an array of short fractions; what is open counts for itself. */
+#define JSON_TO_MSGPACK_MAX(len) ((len) / 4 * 9 + 128)
 
 /* One JSON object, white space around it allowed, to a msgpack map. A number with a fraction or an exponent becomes an
  * integer where it is one, else a float near it. Appends to `w`; on an error nothing is appended.

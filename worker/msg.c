@@ -244,16 +244,18 @@ void mp_skip(struct mp_reader *r)
 
 bool mp_is(struct mp_bytes b, const char *text)
 {
-	return strlen(text) == b.len && !memcmp(b.ptr, text, b.len);
+	return strlen(text) == b.len && (!b.len || !memcmp(b.ptr, text, b.len));
 }
 
 int mp_cstr(struct mp_bytes b, char *out, size_t cap)
 {
 	if (b.len >= cap)
 		return -ENAMETOOLONG;
-	if (memchr(b.ptr, 0, b.len))
-		return -EINVAL;
-	memcpy(out, b.ptr, b.len);
+	if (b.len) { /* an absent field has no pointer */
+		if (memchr(b.ptr, 0, b.len))
+			return -EINVAL;
+		memcpy(out, b.ptr, b.len);
+	}
 	out[b.len] = 0;
 	return 0;
 }

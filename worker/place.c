@@ -4,6 +4,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 #define RESOLVE_NO_MAGICLINKS_ 0x02 /* openat2(2) */
@@ -148,6 +149,12 @@ const char *dirent_next(struct dirent_reader *d, uint8_t *type)
 		if (strcmp(e->name, ".") != 0 && strcmp(e->name, "..") != 0)
 			return e->name;
 	}
+}
+
+int may_have_size(uint64_t size)
+{
+	struct rlimit limit;
+	return getrlimit(RLIMIT_FSIZE, &limit) == 0 && limit.rlim_cur != RLIM_INFINITY && size > limit.rlim_cur ? -EFBIG : 0;
 }
 
 int write_all(int fd, const void *p, size_t n)
