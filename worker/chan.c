@@ -17,17 +17,13 @@
 
 #define WINDOW (1024u * 1024)           /* bytes one side may be ahead of the other */
 #define CHUNK (64u * 1024)              /* one output event */
-#define CAP_DEFAULT (1024u * 1024)      /* bytes of a stream that are collected */
-#define CAP_MAX (4u * 1024 * 1024)
 
 struct chan {
 	bool used, collect, terminal, in_last;
 	struct job *job;
 	struct source out[2], in; /* out[1] unused for a terminal and for merged streams */
 	uint64_t credit[2], seq[2];
-	uint8_t *kept[2]; /* CAP_MAX each */
-	size_t cap;
-	uint64_t total[2];
+	struct kept kept;
 	uint8_t *in_buf; /* WINDOW */
 	size_t in_at, in_len;
 };
@@ -53,9 +49,7 @@ static void release(struct chan *c)
 	source_close(&c->out[0]);
 	source_close(&c->out[1]);
 	source_close(&c->in);
-	for (int i = 0; i < 2; i++)
-		if (c->kept[i])
-			munmap(c->kept[i], CAP_MAX);
+	kept_close(&c->kept);
 	if (c->in_buf)
 		munmap(c->in_buf, WINDOW);
 	c->used = false;
@@ -75,20 +69,8 @@ static struct chan *chan_new(const struct lane *l, const struct request *q)
 	c->used = true;
 	c->out[0].slot = c->out[1].slot = c->in.slot = c->out[0].fd = c->out[1].fd = c->in.fd = -1;
 	c->collect = l->kind == LANE_JSON || q->cap;
-	c->cap = q->cap ? q->cap : CAP_DEFAULT;
-	if (c->cap > CAP_MAX)
-		c->cap = CAP_MAX;
 	c->credit[0] = c->credit[1] = q->n ? q->n : l->kind == LANE_JSON ? UINT64_MAX / 2 : WINDOW;
 	return c;
-}
-
-static int keep_buffer(struct chan *c, int i)
-{
-	void *p = mmap(NULL, CAP_MAX, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-	if (p == MAP_FAILED)
-		return -ENOMEM;
-	c->kept[i] = p;
-	return 0;
 }
 
 /* The three descriptors of the command and our ends of them. */
@@ -102,8 +84,8 @@ static int make_pipes(struct chan *c, const struct request *q, enum job_kind kin
 	if (pipe2(out, O_CLOEXEC) < 0 || (!q->merge && pipe2(err, O_CLOEXEC) < 0) ||
 	    (q->merge && (err[1] = fcntl(out[1], F_DUPFD_CLOEXEC, 4)) < 0))
 		e = -errno;
-	if (!e && c->collect && ((e = keep_buffer(c, 0)) == 0) && !q->merge)
-		e = keep_buffer(c, 1);
+	if (!e && c->collect)
+		e = kept_open(&c->kept, q->merge ? 1 : 2, q->cap);
 	if (!e)
 		e = nonblocking(out[0]);
 	if (!e && !q->merge)
@@ -174,27 +156,6 @@ void chan_close(struct chan *c)
 
 /* ---- output ---- */
 
-static void keep(struct chan *c, int i, const uint8_t *p, size_t n)
-{
-	size_t head = c->cap / 2, tail = c->cap - head;
-
-	for (; n; ) {
-		size_t at = (size_t)c->total[i], room;
-		if (c->total[i] < c->cap)
-			room = c->cap - at;
-		else { /* a ring for the tail */
-			at = head + (size_t)((c->total[i] - head) % tail);
-			room = c->cap - at;
-		}
-		if (room > n)
-			room = n;
-		memcpy(c->kept[i] + at, p, room);
-		c->total[i] += room;
-		p += room;
-		n -= room;
-	}
-}
-
 static void send_output(struct chan *c, int i, const uint8_t *p, size_t n)
 {
 	static uint8_t buf[CHUNK + 256];
@@ -243,7 +204,7 @@ static int pump(struct chan *c, int i)
 		return -1;
 	}
 	if (c->collect)
-		keep(c, i, buf, (size_t)n);
+		kept_add(&c->kept, i, buf, (size_t)n);
 	else {
 		c->credit[i] -= (uint64_t)n;
 		send_output(c, i, buf, (size_t)n);
@@ -299,38 +260,9 @@ void chan_credit(struct chan *c, int64_t fd, uint64_t bytes)
 	resume_output(c);
 }
 
-int chan_collected(const struct chan *c)
+struct kept *chan_kept(struct chan *c)
 {
-	return c->collect ? c->kept[1] ? 2 : 1 : 0;
-}
-
-static void reverse(uint8_t *p, size_t n)
-{
-	for (size_t i = 0; i < n / 2; i++) {
-		uint8_t t = p[i];
-		p[i] = p[n - 1 - i];
-		p[n - 1 - i] = t;
-	}
-}
-
-void chan_write_collected(struct chan *c, struct mp_writer *w)
-{
-	static const char *const names[] = {"stdout", "stderr"}, *const dropped[] = {"dropped_stdout", "dropped_stderr"};
-	size_t head = c->cap / 2, tail = c->cap - head;
-
-	for (int i = 0; i < chan_collected(c); i++) {
-		size_t n = c->total[i] < c->cap ? (size_t)c->total[i] : c->cap;
-		if (c->total[i] > c->cap) { /* turn the ring so that the tail reads forwards */
-			size_t at = (size_t)((c->total[i] - head) % tail);
-			reverse(c->kept[i] + head, at);
-			reverse(c->kept[i] + head + at, tail - at);
-			reverse(c->kept[i] + head, tail);
-		}
-		mp_write_str(w, names[i]);
-		mp_write_bin(w, c->kept[i], n);
-		mp_write_str(w, dropped[i]);
-		mp_write_uint(w, c->total[i] - n);
-	}
+	return c->collect ? &c->kept : NULL;
 }
 
 /* ---- input ---- */

@@ -1,9 +1,5 @@
-/* confine.c — hello: the walls that this process puts around itself and so around every command.
- *
- * The order is that of the design: what a non-dumpable process cannot open any more comes first, the filter last, and
- * then a child tries what must be denied. Each wall answers with its errno; the host decides what it can accept.
- */
-#include "worker.h"
+/* confine.c — the walls that this process can put around itself, and so around every command; one function each. */
+#include "confine.h"
 
 #include "compat.h"
 #include "rawsys.h"
@@ -17,21 +13,9 @@
 #include <sys/prctl.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
-#include <time.h>
 #include <unistd.h>
 
-#if defined(__x86_64__)
-#define ARCH_NAME "x86_64"
-#else
-#define ARCH_NAME "aarch64"
-#endif
-
 #define FILE_ACCESS (UINT64_C(1) << 0 | 1u << 1 | 1u << 2 | 1u << 14 | 1u << 15) /* what a rule on a file may name */
-#define NOT_ASKED 0xffff
-
-struct walls {
-	int dumpable, no_new_privs, rlimits, landlock, seccomp, probe_write, probe_syscall;
-};
 
 struct probe {
 	const char *path;
@@ -39,16 +23,14 @@ struct probe {
 	volatile int write_errno, syscall_errno;
 };
 
-/* ---- one wall each: 0 or an errno ---- */
-
-static void open_own_proc(void)
+void wall_own_proc(void)
 {
 	worker.io_fd = open("/proc/self/io", O_RDONLY | O_CLOEXEC);
 	worker.oom_fd = open("/proc/self/oom_score_adj", O_RDWR | O_CLOEXEC);
 }
 
 /* Tags hold because nothing inside may raise a hard limit, and the worker cannot be read by a capable tracer. */
-static void drop_capabilities(void)
+void wall_capabilities(void)
 {
 	static const unsigned drop[] = {VJ_CAP_SYS_RESOURCE, VJ_CAP_SYS_PTRACE};
 	struct vj_cap_header head = {VJ_CAP_VERSION_3, 0};
@@ -90,7 +72,7 @@ static int read_limits(const struct request *q, const uint8_t *at, struct vj_lim
 	return r.err ? -EBADMSG : (int)n;
 }
 
-static int wall_rlimits(const struct request *q)
+int wall_rlimits(const struct request *q)
 {
 	struct vj_limit limits[VJ_ARRAY(worker.cmd_limits)];
 	int first = 0;
@@ -110,7 +92,7 @@ static int wall_rlimits(const struct request *q)
 	return first;
 }
 
-static long make_ruleset(uint64_t fs, uint64_t net, uint64_t scoped)
+long landlock_ruleset(uint64_t fs, uint64_t net, uint64_t scoped)
 {
 	const struct vj_landlock_ruleset_attr attr = {fs, net, scoped};
 	/* A kernel that does not know the later fields takes the shorter structure only. */
@@ -132,7 +114,7 @@ static int add_rule(int ruleset, const char *path, uint64_t access)
 	return (int)-e;
 }
 
-static int wall_landlock(const struct request *q)
+int wall_landlock(const struct request *q)
 {
 	struct mp_reader r, rules = {0};
 	uint64_t fs = 0, net = 0, scoped = 0;
@@ -156,7 +138,7 @@ static int wall_landlock(const struct request *q)
 	}
 	if (r.err)
 		return EBADMSG;
-	long ruleset = make_ruleset(fs, net, scoped);
+	long ruleset = landlock_ruleset(fs, net, scoped);
 	if (ruleset < 0)
 		return (int)-ruleset;
 	for (uint32_t n = rules.p ? mp_read_array(&rules) : 0; n && !e; n--) {
@@ -173,7 +155,7 @@ static int wall_landlock(const struct request *q)
 	return e;
 }
 
-static int wall_seccomp(const struct request *q)
+int wall_seccomp(const struct request *q)
 {
 	const struct vj_sock_fprog prog = {(unsigned short)(q->seccomp.len / 8), q->seccomp.ptr};
 	if (q->seccomp.len % 8 || q->seccomp.len / 8 > 4096)
@@ -203,7 +185,7 @@ static NO_SANITIZE void probe_main(void *arg)
 	raw_exit(0);
 }
 
-static void run_probe(const struct request *q, struct walls *walls)
+void wall_probe(const struct request *q, struct walls *walls)
 {
 	char path[4096];
 	struct probe p = {.nr = -1, .syscall_errno = NOT_ASKED};
@@ -236,155 +218,6 @@ static void run_probe(const struct request *q, struct walls *walls)
 		walls->probe_write = p.write_errno;
 	if (p.nr >= 0) /* a filter that kills denies as well */
 		walls->probe_syscall = WIFSIGNALED(status) ? EPERM : p.syscall_errno;
-}
-
-/* ---- hello ---- */
-
-static void wall(struct mp_writer *w, const char *name, int value)
-{
-	mp_write_str(w, name);
-	if (value == NOT_ASKED)
-		mp_write_nil(w);
-	else
-		mp_write_int(w, value);
-}
-
-static void reply_hello(struct lane *l, const struct request *q, const struct walls *walls)
-{
-	uint8_t buf[1024];
-	struct mp_writer w;
-	long abi = raw3(SYS_landlock_create_ruleset, 0, 0, 1 /* LANDLOCK_CREATE_RULESET_VERSION */);
-
-	mp_writer_init(&w, buf, sizeof buf);
-	mp_write_map(&w, 7);
-	mp_write_str(&w, "id");
-	mp_write_int(&w, q->id);
-	mp_write_str(&w, "version");
-	mp_write_int(&w, VJ_PROTOCOL);
-	mp_write_str(&w, "pid");
-	mp_write_int(&w, getpid());
-	mp_write_str(&w, "arch");
-	mp_write_str(&w, ARCH_NAME);
-	mp_write_str(&w, "landlock_abi");
-	mp_write_int(&w, abi < 0 ? 0 : abi);
-	mp_write_str(&w, "nonce");
-	mp_write_bin(&w, q->nonce.ptr, q->nonce.len > 64 ? 0 : q->nonce.len);
-	mp_write_str(&w, "walls");
-	mp_write_map(&w, 7);
-	wall(&w, "dumpable", walls->dumpable);
-	wall(&w, "no_new_privs", walls->no_new_privs);
-	wall(&w, "rlimits", walls->rlimits);
-	wall(&w, "landlock", walls->landlock);
-	wall(&w, "seccomp", walls->seccomp);
-	wall(&w, "probe_write", walls->probe_write);
-	wall(&w, "probe_syscall", walls->probe_syscall);
-	lane_send(l, &w, -1);
-}
-
-static void read_sampler_limits(const struct request *q)
-{
-	struct mp_reader r;
-	if (!q->limits)
-		return;
-	mp_reader_init(&r, q->limits, (size_t)(q->end - q->limits));
-	for (uint32_t n = mp_read_map(&r); n && !r.err; n--) {
-		struct mp_bytes k = mp_read_bytes(&r);
-		if (mp_is(k, "memory"))
-			worker.limit_memory = mp_read_uint(&r);
-		else if (mp_is(k, "pids"))
-			worker.limit_pids = mp_read_uint(&r);
-		else if (mp_is(k, "disk"))
-			worker.limit_disk = mp_read_uint(&r);
-		else
-			mp_skip(&r);
-	}
-}
-
-static int errno_of(int result)
-{
-	return result < 0 ? errno : 0;
-}
-
-void hello(struct lane *l, const struct request *q, struct message *m)
-{
-	static char *no_env[] = {NULL};
-	struct walls walls = {.landlock = NOT_ASKED, .seccomp = NOT_ASKED, .probe_write = NOT_ASKED,
-			      .probe_syscall = NOT_ASKED};
-	struct slab *next = NULL;
-	int e = 0;
-
-	if (worker.confined)
-		e = -EALREADY;
-	else if (q->version != VJ_PROTOCOL)
-		e = -EPROTONOSUPPORT;
-	else if (!(next = slab_get()))
-		e = -ENOMEM;
-	else if (q->cwd && chdir(q->cwd) < 0)
-		e = -errno;
-	if (e) {
-		if (next)
-			slab_put(next);
-		reply_error(l, q, e);
-		return;
-	}
-	worker.confined = true;
-	worker.env = q->envp ? q->envp : no_env; /* they stay in the slab of this message */
-	worker.path = path_of(worker.env);
-	umask(q->has_umask ? (mode_t)(q->umask & 0777) : 022);
-	dup2(worker.null_fd, 2);
-	if (getpgrp() != getpid())
-		setpgid(0, 0);
-	read_sampler_limits(q);
-	if (q->lease) {
-		worker.lease_ns = (q->lease > 86400 ? 86400 : q->lease) * UINT64_C(1000000000);
-		lease_renew();
-		loop_wake_at(1);
-	}
-
-	open_own_proc();
-	walls.dumpable = errno_of(prctl(PR_SET_DUMPABLE, 0, 0, 0, 0));
-	walls.no_new_privs = errno_of(prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0));
-	walls.rlimits = wall_rlimits(q);
-	drop_capabilities();
-	if (q->cmd_scope) {
-		long fd = make_ruleset(0, 0, q->cmd_scope);
-		worker.scope_fd = (int)fd;
-		if (fd < 0)
-			walls.landlock = (int)-fd;
-	}
-	if (q->landlock && (walls.landlock == NOT_ASKED || !walls.landlock))
-		walls.landlock = wall_landlock(q);
-	if (q->seccomp.len)
-		walls.seccomp = wall_seccomp(q);
-	if (q->probe)
-		run_probe(q, &walls);
-	m->slab = next;
-	reply_hello(l, q, &walls);
-}
-
-/* ---- the lease: without a word from the host for so long, the jail ends; time asleep counts ---- */
-
-static uint64_t boot_ns(void)
-{
-	struct timespec t;
-	clock_gettime(CLOCK_BOOTTIME, &t);
-	return (uint64_t)t.tv_sec * UINT64_C(1000000000) + (uint64_t)t.tv_nsec;
-}
-
-void lease_renew(void)
-{
-	if (worker.lease_ns)
-		worker.lease_end = boot_ns() + worker.lease_ns;
-}
-
-void lease_check(void)
-{
-	if (!worker.lease_ns)
-		return;
-	uint64_t now = boot_ns();
-	if (now >= worker.lease_end)
-		worker_exit(0);
-	loop_wake_at(now_ns() + (worker.lease_end - now));
 }
 
 /* ---- descriptors ---- */

@@ -188,9 +188,13 @@ static int on_target(struct lane *l, const struct request *q)
 }
 
 /* Input for a call and acknowledgement of its output; both are answered only when they fail. */
-static int on_stream(const struct request *q)
+static int on_stream(struct lane *l, const struct request *q)
 {
 	struct job *j = job_find(q->id);
+	if (mp_is(q->op, "credit") && q->n) {
+		egress_credit(l, q->n);
+		return 0;
+	}
 	if (!j || !j->chan)
 		return 0; /* it ended meanwhile */
 	if (!mp_is(q->op, "credit"))
@@ -229,11 +233,15 @@ static int answer(struct lane *l, struct message *m, const struct request *q)
 		return e;
 	}
 	if (mp_is(q->op, "stdin") || mp_is(q->op, "data") || mp_is(q->op, "credit"))
-		return on_stream(q);
+		return on_stream(l, q);
 	if (mp_is(q->op, "list")) {
 		list(l, q);
 		return 0;
 	}
+	if (mp_is(q->op, "egress"))
+		return egress_open(l, q);
+	if (mp_is(q->op, "connect"))
+		return connect_open(l, q);
 	return helper_call(l, m); /* which knows the file calls, and says ENOSYS to anything else */
 }
 

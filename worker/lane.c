@@ -47,6 +47,7 @@ int lane_open(int fd, enum lane_kind kind, bool main, struct lane **out)
 	l->main = main;
 	l->open = true;
 	l->gen++;
+	l->credit = 0;
 	*out = l;
 	return 0;
 }
@@ -60,6 +61,7 @@ void lane_drop(struct lane *l)
 	l->open = false;
 	source_close(&l->src);
 	job_cancel_lane(lane_ref(l));
+	forward_drop(lane_ref(l));
 	free_lanes[nfree++] = (uint16_t)(l - lanes);
 }
 

@@ -96,6 +96,12 @@ static void handle(struct source *s, short revents)
 	case SRC_HELPER:
 		helper_done();
 		break;
+	case SRC_LISTEN:
+		egress_ready(s);
+		break;
+	case SRC_CONNECT:
+		connect_ready(s);
+		break;
 	case SRC_NONE:
 	default:
 		source_remove(s);
@@ -134,6 +140,7 @@ static void run_timers(void)
 		wake_ns = 0;
 		job_timers(now);
 		sampler_timers(now);
+		forward_timers(now);
 		lease_check();
 		if (wake_ns == 1) /* more to do at once, after a look at the descriptors */
 			break;

@@ -3,6 +3,7 @@
  *   vectora-jail-worker --fd N       requests as SEQPACKET messages on descriptor N
  *   vectora-jail-worker --stream     requests as frames on standard input, replies on standard output
  *   vectora-jail-worker --json       the same as JSON, one object a line; hello may be left out
+ *   vectora-jail-worker --connect HOST:PORT   standard input and output through the jail's proxy, for ssh
  *   vectora-jail-worker --version
  */
 #include "worker.h"
@@ -67,12 +68,14 @@ int main(int argc, char **argv)
 		return serve(0, 1, LANE_FRAMES);
 	if (argc == 2 && !strcmp(argv[1], "--json"))
 		return serve(0, 1, LANE_JSON);
+	if (argc == 3 && !strcmp(argv[1], "--connect"))
+		return proxy_command(argv[2]);
 	if (argc == 3 && !strcmp(argv[1], "--fd")) {
 		char *end;
 		long fd = strtol(argv[2], &end, 10);
 		if (!*end && fd >= 0 && fd < 65536)
 			return serve((int)fd, -1, LANE_PACKET);
 	}
-	say("usage: vectora-jail-worker --fd N | --stream | --json | --version\n");
+	say("usage: vectora-jail-worker --fd N | --stream | --json | --connect HOST:PORT | --version\n");
 	return 2;
 }

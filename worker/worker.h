@@ -108,6 +108,8 @@ struct lane {
 	enum lane_kind kind;
 	uint32_t gen; /* grows each time the entry is used again */
 	bool open, main;
+	uint64_t credit; /* connections that its egress may still push */
+	int64_t egress_id;
 };
 
 struct lane_ref {
@@ -149,6 +151,20 @@ void stream_turn(void); /* once in each turn of the loop */
 int stream_open(struct lane *l, int out, bool json);
 bool stream_congested(void); /* more waits to be written than the host takes */
 
+/* ---- output kept for the reply (collect.c) ---- */
+
+struct kept {
+	int streams; /* 1 when standard error goes where standard output goes */
+	size_t cap;  /* bytes kept of each */
+	uint8_t *buf[2];
+	uint64_t total[2];
+};
+
+int kept_open(struct kept *k, int streams, uint64_t cap); /* cap 0 = the default; 0 or -ENOMEM */
+void kept_close(struct kept *k);
+void kept_add(struct kept *k, int i, const uint8_t *p, size_t n);
+void kept_write(struct kept *k, struct mp_writer *w); /* two pairs a stream; only once */
+
 /* ---- the pipes of a command behind a stream (chan.c) ---- */
 
 struct chan;
@@ -166,13 +182,23 @@ void chan_resume(void);
 void chan_credit(struct chan *c, int64_t fd, uint64_t bytes);
 int chan_input(struct chan *c, struct mp_bytes data, bool last); /* 0 or -errno */
 int chan_resize(struct chan *c, const void *winsize);
-int chan_collected(const struct chan *c); /* streams that the reply carries: 0, 1 or 2 */
-void chan_write_collected(struct chan *c, struct mp_writer *w);
+struct kept *chan_kept(struct chan *c); /* what the reply carries; NULL when output goes out as events */
 
 /* ---- file calls (helper.c) ---- */
 
 int helper_call(struct lane *l, struct message *m); /* 0, or -errno when the caller must answer */
 void helper_done(void);
+
+/* ---- sockets by descriptor (forward.c), the program beside the worker (proxycommand.c) ---- */
+
+int egress_open(struct lane *l, const struct request *q);  /* 0, or -errno when the caller must answer */
+int connect_open(struct lane *l, const struct request *q); /* the same */
+void egress_credit(struct lane *l, uint64_t n);
+void egress_ready(struct source *s);
+void connect_ready(struct source *s);
+void forward_timers(uint64_t now);
+void forward_drop(struct lane_ref ref); /* what was asked for on a lane that is gone */
+int proxy_command(const char *target);  /* host:port; the exit status */
 
 /* ---- jobs ---- */
 
@@ -241,6 +267,7 @@ void job_reap(void);                         /* takes every ended child, answers
 void job_kill(struct job *j);                /* begins the end of its tree */
 void job_cancel_lane(struct lane_ref ref);   /* of every job that was started from this lane */
 void job_timers(uint64_t now);               /* deadlines, and what is still ending */
+void job_answer(struct job *j);              /* once; what comes later is not sent */
 void job_drained(struct job *j);             /* the host has taken more of its output */
 void job_exec_done(struct job *j);           /* the exec pipe of a spawn or terminal was closed */
 int job_signal(struct job *j, int signo, bool tree); /* 0 or -errno */

@@ -136,7 +136,7 @@ def test_an_end_waits_for_credit_and_can_be_cancelled(stream: Stream) -> None:
     stream.send(op="ping", id=2)
     assert stream.receive() == {"id": 2}
     stream.send(op="cancel", id=1)
-    assert stream.receive()["exit_code"] == 0
+    assert stream.receive()["exit_code"] in (0, 137)
 
 
 def test_input_is_fed_and_acknowledged(stream: Stream) -> None:
