@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from vectora_jail.errors import PolicyError, Problem
 from vectora_jail.policykeys import CEILING_KEYS, KEYS, Key
@@ -59,7 +59,7 @@ class EnvPolicy:
 
     pass_: tuple[str, ...] = ()
     """Names or globs taken over from the backend's environment (`pass` in the file)."""
-    set: Mapping[str, str] = FrozenMap()
+    set: Mapping[str, str] = field(default_factory=FrozenMap)
 
     def __post_init__(self) -> None:
         _check_table(self, "env")
@@ -72,7 +72,7 @@ class Network:
     mode: str = "none"
     allow: tuple[str, ...] = ()
     deny: tuple[str, ...] = ()
-    hosts: Mapping[str, str] = FrozenMap()
+    hosts: Mapping[str, str] = field(default_factory=FrozenMap)
     strict_sni: bool = True
     unix: tuple[str, ...] = ()
 

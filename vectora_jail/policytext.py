@@ -20,7 +20,7 @@ __all__ = [
 ]
 
 NOWHERE = "/\x01" * 12
-"""A workspace that is not known: deep and unlike any other path, so that `..` never reaches one by accident."""
+"""A workspace that is not known: deep and unlike any other path, so that `..` never reaches one."""
 
 NAME_PATTERN = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*")
 

@@ -1,4 +1,4 @@
-"""Policy values: what holds for a level, what contradicts itself, and that values are frozen, equal and hashable."""
+"""Policy values: what holds for a level, what contradicts itself; values are frozen, equal and hashable."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_a_policy_of_the_caller_is_enabled_with_the_defaults_of_the_page():
 
 
 def test_policies_are_frozen_equal_hashable_and_pickle():
-    """Assert that a policy is a value: no assignment, equality by content, a hash, a round trip through pickle."""
+    """Assert that a policy is a value: no assignment, equality by content, a hash, a way through pickle."""
     make = lambda: Policy(env=EnvPolicy(set={"A": "1"}), network=Network(hosts={"a.example": "1.1.1.1"}))  # noqa: E731
     one, two = make(), make()
     assert one == two
@@ -253,7 +253,8 @@ def test_only_the_ceiling_opens_a_sensitive_path():
     assert Policy().sensitive_exceptions == ()
     assert Policy(ceiling=Ceiling(sensitive_exceptions=("~/.npmrc",))).sensitive_exceptions == ("~/.npmrc",)
     expected = (
-        ".ssh .aws .config/gcloud .kube .docker .npmrc .pypirc .gnupg .cargo/credentials .git-credentials .netrc "
+        ".ssh .aws .config/gcloud .kube .docker .npmrc .pypirc .gnupg .cargo/credentials .netrc "
+        ".git-credentials "
         ".azure .config/gh .config/op .vault-token .password-store .local/share/keyrings .bash_history"
     )
     assert set(expected.split()) <= set(SENSITIVE_PATHS)
@@ -268,7 +269,7 @@ def test_ssh_target_combines_its_keys():
 
 
 def test_a_refused_policy_is_never_taken_for_a_disabled_one():
-    """Assert that refused counts as enabled and cannot be used, while disabled asks for the caller's own path."""
+    """Assert that refused counts as enabled and cannot be used, while disabled leaves the caller its path."""
     refused = Policy.refuse(())
     assert refused.enabled
     with pytest.raises(PolicyError):

@@ -1,4 +1,4 @@
-"""The key table, walked: every key refuses every wrong type, and is free to ask for or names its ceiling field."""
+"""The key table, walked: every key refuses wrong types, and is free to ask for or names its ceiling field."""
 
 from __future__ import annotations
 
@@ -15,15 +15,34 @@ from vectora_jail.policyrules import exceeds, path_consented
 from vectora_jail.policytext import lexical_path
 
 BY_KIND = {
-    "bool": "bool", "int": "int", "number": "number", "choice": "str", "text": "str", "name": "str", "path": "str",
-    "sshhost": "str", "paths": "list", "masks": "list", "globs": "list", "names": "list", "choices": "list",
-    "envnames": "list", "rules": "list", "vars": "table", "hosts": "table",
-}  # fmt: skip
+    "bool": "bool",
+    "int": "int",
+    "number": "number",
+    "choice": "str",
+    "text": "str",
+    "name": "str",
+    "path": "str",
+    "sshhost": "str",
+    "paths": "list",
+    "masks": "list",
+    "globs": "list",
+    "names": "list",
+    "choices": "list",
+    "envnames": "list",
+    "rules": "list",
+    "vars": "table",
+    "hosts": "table",
+}
 VALUES = {
-    "bool": ["true", "false"], "int": ["77", "-1"], "number": ["1.5"], "float": ["0.5", "nan", "inf"],
-    "str": ["'x'", "''", '"true"', '"300"'], "list": ["[]", "['x']"], "table": ["{}", "{a = 'x'}"],
+    "bool": ["true", "false"],
+    "int": ["77", "-1"],
+    "number": ["1.5"],
+    "float": ["0.5", "nan", "inf"],
+    "str": ["'x'", "''", '"true"', '"300"'],
+    "list": ["[]", "['x']"],
+    "table": ["{}", "{a = 'x'}"],
     "date": ["2024-01-01", "12:00:00", "2024-01-01T00:00:00Z"],
-}  # fmt: skip
+}
 FITS = {"number": {"int", "number", "float"}, "int": {"int"}, "bool": {"bool"}}
 WRONG = [
     (key, value)
@@ -32,7 +51,7 @@ WRONG = [
     if kind not in FITS.get(BY_KIND[key.kind], {BY_KIND[key.kind]})
     for value in values
 ]
-# What each bounded key may not say under the default ceiling, by ceiling field: (file text, key of the problem).
+# What a file may not say under the default ceiling, by ceiling field: (text, key of the problem).
 REQUESTS = {
     "backends": ("[sandbox]\nbackend = 'docker'", "backend"),
     "level": ("[sandbox]\nlevel = 'danger-full-access'", "level"),
@@ -175,11 +194,11 @@ def test_every_key_is_a_field_and_every_field_a_key():
 
 
 def test_every_ceiling_field_is_asked_for_or_held_elsewhere():
-    """Assert that each bounded key names a field of the ceiling, and each field has a request here or a reason."""
+    """Assert that each bounded key names a ceiling field, and each field has a request here or a reason."""
     fields = {field.name for field in dataclasses.fields(Ceiling)}
     named = {key.ceiling for key in KEYS if key.ceiling}
     assert named <= fields
-    # not asked for by a key, or silently held: the floor stays, the others are read by the plan and by approval
+    # the floor is held silently, the others are read by the plan and by approval
     elsewhere = {
         "mask_floor",
         "gpu",
@@ -197,7 +216,7 @@ def test_every_ceiling_field_is_asked_for_or_held_elsewhere():
     [(text, key, field) for field, (text, key) in REQUESTS.items()] + MORE,
 )
 def test_what_exceeds_the_ceiling_names_the_missing_consent(text, key, field):
-    """Assert that a request beyond the default ceiling is refused, and the message names the ceiling's field."""
+    """Assert that a request beyond the default ceiling is refused, naming the ceiling's field."""
     policy = parse_policy_text(text)
     assert policy.refused
     problem = next(problem for problem in policy.problems if problem.ceiling == field)
@@ -311,7 +330,7 @@ def test_exceeds_takes_the_home_that_it_is_given():
 
 
 def test_init_writes_a_valid_policy_with_every_local_key():
-    """Assert that the text of `init` is the default policy, and still valid when every line is switched on."""
+    """Assert that the text of `init` is the default policy, and valid with every line switched on."""
     text = policydocs.init_text()
     assert parse_policy_text(text).with_(ceiling=None) == Policy()
     lines = [line[2:] if line.startswith("# ") and _is_toml(line[2:]) else line for line in text.splitlines()]
@@ -323,7 +342,7 @@ def test_init_writes_a_valid_policy_with_every_local_key():
 
 
 def _is_toml(line):
-    return line.startswith("[sandbox") or line.split(" = ")[0].replace("_", "").isalnum() and " = " in line
+    return line.startswith("[sandbox") or (" = " in line and line.split(" = ")[0].replace("_", "").isalnum())
 
 
 def test_the_reference_names_every_key_and_field():

@@ -195,7 +195,7 @@ def paths(value, path=()):
 @settings(max_examples=500, deadline=None)
 @given(documents())
 def test_every_key_has_the_line_where_it_was_written(document):
-    """Assert that for documents which tomllib accepts, each key, table and list element has its exact line."""
+    """Assert that in documents which tomllib accepts, each key and list element has its exact line."""
     text, lines = document
     tomllib.loads(text)
     assert scan(text).lines == lines
@@ -221,7 +221,7 @@ def test_whatever_tomllib_accepts_has_lines(text):
 def test_the_scanner_reads_anything(text):
     """Assert that neither the scanner nor the look for a sandbox raises."""
     scan(text)
-    assert 0 <= looks_like_sandbox(text)
+    assert looks_like_sandbox(text) >= 0
 
 
 def test_a_parent_stands_in_for_what_has_no_line():
@@ -241,9 +241,24 @@ def test_keys_that_are_nested_too_deep_are_found(text):
 
 @pytest.mark.parametrize(
     "line",
-    ["[sandbox]", " [sandbox.x]", "[[sandbox", "\t[ sandbox", '["sandbox"]', "['sandbox'.x]", "sandbox =", "sandbox.x = 1",
-     '"sandbox"=1', "[SANDBOX]", "[sandbxo]", "\ufeff[sandbox]", "[s\0a\0ndbox]", '["sandb\\u006fx"]', "sandbox\t.x"],
-)  # fmt: skip
+    [
+        "[sandbox]",
+        " [sandbox.x]",
+        "[[sandbox",
+        "\t[ sandbox",
+        '["sandbox"]',
+        "['sandbox'.x]",
+        "sandbox =",
+        "sandbox.x = 1",
+        '"sandbox"=1',
+        "[SANDBOX]",
+        "[sandbxo]",
+        "\ufeff[sandbox]",
+        "[s\0a\0ndbox]",
+        '["sandb\\u006fx"]',
+        "sandbox\t.x",
+    ],
+)
 def test_lines_that_speak_of_a_sandbox(line):
     """Assert that every spelling of a sandbox is seen in a file that does not parse, on its line."""
     assert looks_like_sandbox(f"x\n\n{line}\n") == 3
