@@ -148,6 +148,7 @@ class HostFacts:
     """`read = "all"`: what the root directory holds, `/proc`, `/dev`, `/run`, `/tmp` left out."""
     home_top: tuple[SystemEntry, ...] = ()
     """`read = "all"`: what the home directory holds."""
+    has_var_tmp: bool = True
     home_files: tuple[SystemEntry, ...] = ()
     """Restricted reads: settings of git and the like, copied into the private home directory."""
     run_top: tuple[SystemEntry, ...] = ()

@@ -1,4 +1,4 @@
-"""What this kernel and machine are like: versions, limits, control groups, devices. Reads /proc, /sys and /dev only."""
+"""What this kernel and machine are like: versions, limits, control groups, devices."""
 
 from __future__ import annotations
 

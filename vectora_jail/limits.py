@@ -171,8 +171,13 @@ def tmpfs_sizes(memory: int, memory_total: int) -> TmpfsSizes:
     if memory_total:
         budget = min(budget, memory_total // 2)
     budget = max(budget, 64 * _MIB)
+    eighth = budget // 8
     return TmpfsSizes(
-        tmp=_page(budget * 3 // 8), home=_page(budget * 3 // 8), shm=_page(budget // 4), run=8 * _MIB
+        tmp=_page(eighth * 2),
+        home=_page(eighth * 3),
+        shm=_page(eighth * 2),
+        var_tmp=_page(eighth),
+        run=8 * _MIB,
     )
 
 

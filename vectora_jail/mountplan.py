@@ -64,6 +64,7 @@ class TmpfsSizes:
     tmp: int = 512 * _MIB
     home: int = 512 * _MIB
     shm: int = 256 * _MIB
+    var_tmp: int = 128 * _MIB
     run: int = 16 * _MIB
 
 
@@ -90,13 +91,17 @@ class View:
         return self.level == "danger-full-access"
 
 
-def home_path(facts: HostFacts) -> bytes:
-    """Return `$HOME` of the jail: the user's own, or `/home/NAME` where that cannot be private."""
-    home = facts.user.home.path
+def home_path(facts: HostFacts, view: View) -> bytes:
+    """Return `$HOME` of the jail: the user's own, or another place where that cannot be private."""
+    home, there = facts.user.home.path, facts.user.home.kind == "dir"
+    if view.full:
+        return home if there else b"/tmp"
     unfit = home in (b"/", b"/tmp", b"/run", b"/nonexistent") or any(is_below(home, top) for top in _SYSTEM)
-    if unfit and (home == b"/" or not any(is_below(home, grant.path) for grant in facts.rw)):
-        return b"/home/" + (facts.user.name.encode() or b"user")
-    return home
+    if home != b"/" and any(is_below(home, grant.path) for grant in facts.rw):
+        return home
+    if view.read == "all" and (unfit or not there):
+        return b"/tmp/home"
+    return b"/home/" + (facts.user.name.encode() or b"user") if unfit else home
 
 
 class _Layout:
@@ -180,13 +185,11 @@ def _private(layout: _Layout, facts: HostFacts, view: View) -> None:
         layout.put("dir", runtime, perms=0o700, why="private")
         layout.put("dir", b"/run/lock", perms=0o1777, why="private")
         layout.put("tmpfs", b"/tmp", size=sizes.tmp, perms=0o1777, why="private")
-        if view.read == "all":
-            if any(entry.path == b"/var" for entry in facts.top):
-                layout.put("tmpfs", b"/var/tmp", size=sizes.tmp, perms=0o1777, why="private")
-        else:
-            layout.put("symlink", b"/var/tmp", source=b"/tmp", why="private")
+        if view.read != "all" or facts.has_var_tmp:
+            layout.put("tmpfs", b"/var/tmp", size=sizes.var_tmp, perms=0o1777, why="private")
+        if view.read != "all":
             layout.put("symlink", b"/var/run", source=b"/run", why="private")
-        home = home_path(facts)
+        home = home_path(facts, view)
         layout.put("tmpfs", home, size=sizes.home, perms=0o700, why="private")
     layout.put("tmpfs", PRIVATE_ROOT, size=_MIB, perms=0o755, why="private")
     layout.put("data", WORKER_PATH, perms=0o555, why="worker")
@@ -196,7 +199,7 @@ def _private(layout: _Layout, facts: HostFacts, view: View) -> None:
 
 def _synthetic(layout: _Layout, facts: HostFacts, view: View) -> None:
     user = facts.user
-    home = home_path(facts)
+    home = home_path(facts, view)
     shell = user.shell if visible(layout.at, user.shell) else b"/bin/sh"
     own = user.name.encode()
     passwd = [b"%s:x:%d:%d::%s:%s" % (own, user.uid, user.gid, home, shell)]
@@ -312,7 +315,10 @@ def _homes_above(at: dict[bytes, Mount], facts: HostFacts) -> None:
 def _without_doubles(at: dict[bytes, Mount]) -> list[Mount]:
     """Sort parents first; leave out a bind that the one above it already shows with the same rights."""
     kept: dict[bytes, Mount] = {}
+    parents = {dest.rpartition(b"/")[0] for dest in at}
     for mount in sorted(at.values(), key=lambda m: (depth(m.dest), m.dest)):
+        if mount.kind == "symlink" and _holds(parents, mount.dest):
+            continue  # something is mounted below: it is a directory inside
         above = nearest(kept, mount.dest, strict=True)
         if above is not None and above.is_bind:
             if mount.kind == above.kind and mount.source == mount.dest and above.source == above.dest:
@@ -321,6 +327,10 @@ def _without_doubles(at: dict[bytes, Mount]) -> list[Mount]:
                 continue  # the host's own shows there, and nothing may be made on the host
         kept[mount.dest] = mount
     return list(kept.values())
+
+
+def _holds(parents: Iterable[bytes], place: bytes) -> bool:
+    return any(is_below(parent, place) for parent in parents)
 
 
 def _with_parents(mounts: list[Mount]) -> list[Mount]:

@@ -88,8 +88,12 @@ def by_place(mounts: Iterable[Mount]) -> dict[bytes, Mount]:
     return {mount.dest: mount for mount in mounts if mount.kind != "ro-remount"}
 
 
-def nearest(at: Mapping[bytes, Mount], path: bytes, *, strict: bool = False) -> Mount | None:
+def nearest(
+    at: Mapping[bytes, Mount] | tuple[Mount, ...], path: bytes, *, strict: bool = False
+) -> Mount | None:
     """Return the mount that decides what shows at `path`: the deepest at it (unless `strict`) or above."""
+    if isinstance(at, tuple):
+        at = by_place(at)
     if not strict and path in at:
         return at[path]
     while path not in (b"", b"/"):

@@ -178,7 +178,7 @@ def build_plan(
     )
     mounts = plan_mounts(facts, view)
     scratch = b""
-    home, tmpdir = home_path(facts), b"/tmp"
+    home, tmpdir = home_path(facts, view), b"/tmp"
     if isolation == "landlock":
         digest = policy.digest
         scratch = facts.scratch + b"/vectora-jail-%d-%s" % (facts.user.uid, digest[:12].encode())
@@ -229,7 +229,7 @@ def build_plan(
         network_mode=network,
         egress=egress,
         layers=layers,
-        hazards=hazards(policy, facts, allowed),
+        hazards=hazards(policy, facts, allowed, isolation),
         toolchains=_shown_tools(facts, mounts),
         policy_digest=policy.digest,
         arch=facts.arch,

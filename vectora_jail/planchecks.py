@@ -60,13 +60,14 @@ def choose_isolation(policy: Policy, facts: HostFacts, *, weak: bool) -> str:
             stage="plan",
             hint=f"{hint}; or consent to weak_isolation in the ceiling",
         )
-    if policy.mask or policy.mask_add or policy.protect:
+    writable = policy.level != "read-only"
+    if policy.mask or policy.mask_add or (writable and (policy.protect or policy.protect_git != "off")):
         raise UnsupportedPolicy(
             f"masks and protections inside grants need mounts, and {reason}",
             backend="local",
             layer="mounts",
             code=code,
-            hint=f"{hint}; or use a policy without mask and protect",
+            hint=f"{hint}; or use a policy without mask, protect and protect_git",
         )
     return "landlock"
 
@@ -178,7 +179,9 @@ def namespace_layers(facts: HostFacts, isolation: str, network: str) -> tuple[La
     )
 
 
-def hazards(policy: Policy, facts: HostFacts, exceptions: frozenset[bytes]) -> tuple[tuple[str, str], ...]:
+def hazards(
+    policy: Policy, facts: HostFacts, exceptions: frozenset[bytes], isolation: str
+) -> tuple[tuple[str, str], ...]:
     """Return what a person should know, as (kind, text)."""
     found = [
         ("path_missing", f"{_show(fact.given)} is {fact.kind}: nothing is granted there")
@@ -203,6 +206,8 @@ def hazards(policy: Policy, facts: HostFacts, exceptions: frozenset[bytes]) -> t
         for socket in facts.unix
         if socket.exists
     ]
+    if isolation == "landlock" and policy.level != "read-only":
+        found.append(("policy_open", "without mounts a command can change the workspace's vectora.toml"))
     if policy.level == "danger-full-access":
         text = "danger-full-access: nothing but the sensitive paths is kept from the agent"
         found.append(("level", text))

@@ -94,6 +94,7 @@ def collect_facts(
         lambda path: reachable_by(path, user.uid, groups),
     )
     whole = policy.read == "all" or policy.level == "danger-full-access"
+    certificates = _certificates(env, links)
     parent, repository = _repositories(place.path, granted)
     return HostFacts(
         workspace=place,
@@ -103,11 +104,12 @@ def collect_facts(
         system=() if whole else hostsystem.system_entries(),
         top=hostsystem.root_entries() if whole else (),
         home_top=hostsystem.home_entries(user.home.path, sensitive) if policy.read == "all" else (),
+        has_var_tmp=os.path.isdir(b"/var/tmp"),
         home_files=() if whole or foreign else hostsystem.home_files(user.home.path),
         run_top=hostsystem.run_entries() if policy.level == "danger-full-access" else (),
         toolchains=tools.homes,
         tools_left_out=tools.left_out,
-        certificates=_certificates(env, links),
+        certificates=certificates,
         sensitive=sensitive,
         etc_secrets=hostsystem.etc_secrets(),
         sys_hidden=hostsystem.sys_hidden(),
