@@ -1,4 +1,5 @@
 /* gitignore.c — see gitignore.h. A rule becomes a row of tokens; a match is the simulation of a small automaton. */
+#define _GNU_SOURCE /* memrchr */
 #include "gitignore.h"
 
 #include <errno.h>
@@ -18,7 +19,7 @@ struct byteset {
 
 struct rule {
 	char *text; /* without leading and trailing slash */
-	size_t len, literal; /* `literal` bytes stand before the first special one */
+	size_t len, literal, tail; /* bytes before the first special one, and after the last wildcard */
 	struct token *tokens; /* of what follows `literal` */
 	struct byteset *sets;
 	size_t ntokens, nsets;
@@ -256,6 +257,16 @@ static int rule_finish(struct rule *r)
 	}
 	for (r->literal = 0; r->literal < r->len && !special(r->text[r->literal]);)
 		r->literal++;
+	for (r->tail = 0; r->literal + r->tail < r->len;) {
+		char c = r->text[r->len - 1 - r->tail];
+		if (special(c) || c == ']')
+			break;
+		r->tail++;
+	}
+	/* two stars and a slash may match nothing at all, with their slash */
+	char *slash = memrchr(r->text + r->len - r->tail, '/', r->tail);
+	if (slash)
+		r->tail = (size_t)(r->text + r->len - slash) - 1;
 	free(r->tokens);
 	free(r->sets);
 	r->tokens = NULL;
@@ -457,6 +468,8 @@ static bool rule_matches(const struct rule *r, const struct gi_path *p, unsigned
 		return false;
 	if (r->ntokens == 0)
 		return len == r->literal;
+	if (len < r->tail || !same(text + len - r->tail, r->text + r->len - r->tail, r->tail, folded))
+		return false;
 	return run(r, text + r->literal, len - r->literal, folded);
 }
 

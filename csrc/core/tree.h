@@ -131,7 +131,7 @@ struct vj_tree {
 	uint64_t entries, ndirs_seen, rescans;
 	double ms;
 	bool complete, scanned, pending, rescan_mode, links_dirty, gits_dirty, names_dirty, alias_wanted, policy_existed;
-	char reason[TREE_REASON_MAX];
+	char reason[TREE_REASON_MAX], no_watch[TREE_REASON_MAX]; /* why the walk is incomplete; why there is no watch */
 
 	int mntns_fd, userns_fd;
 	bool attached;

@@ -152,8 +152,10 @@ static int protect_hooks_path(struct vj_tree *t, const char *gitdir, const char 
 
 /* ---- one git directory ---- */
 
-static const char *const LOCKED_DIRS[] = {"hooks", "info", "objects/info"};
-static const char *const LOCKED_FILES[] = {"config", "config.worktree", "commondir", "gitdir"};
+/* objects/info stays writable: gc and commit-graph write there; an alternates file that appears is found by the audit. */
+static const char *const LOCKED_DIRS[] = {"hooks", "info"};
+static const char *const LOCKED_FILES[] = {"config", "config.worktree", "commondir", "gitdir",
+					   "objects/info/alternates", "objects/info/http-alternates"};
 
 static int lock_config(struct vj_tree *t, const char *gitdir)
 {
@@ -174,7 +176,7 @@ static int lock_config(struct vj_tree *t, const char *gitdir)
 		if (join(path, sizeof path, gitdir, LOCKED_FILES[i]) > 0)
 			err = protect_target(t, path);
 	watch(t, gitdir);
-	if (join(path, sizeof path, gitdir, "objects") > 0)
+	if (join(path, sizeof path, gitdir, "objects/info") > 0)
 		watch(t, path);
 	return err;
 }

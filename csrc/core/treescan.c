@@ -71,6 +71,15 @@ ssize_t tree_resolve(const char *path, char *out, size_t cap, struct tree_object
 
 enum fs_kind { FS_PLAIN, FS_PSEUDO, FS_MAY_FOLD, FS_FOLDS, FS_REMOTE };
 
+/* Can a directory of ext4 ignore case on this kernel? Asking once spares a call for each directory. */
+static bool ext4_folds(void)
+{
+	static int known; /* 0 not asked, 1 no, 2 yes; the same answer in every thread */
+	if (!known)
+		known = access("/sys/fs/ext4", F_OK) == 0 && access("/sys/fs/ext4/features/casefold", F_OK) != 0 ? 1 : 2;
+	return known == 2;
+}
+
 static enum fs_kind fs_of(int fd)
 {
 	static const uint32_t pseudo[] = {0x9fa0, 0x62656572, 0x27e0eb, 0x63677270, 0x1cd1, 0x64626720, 0x74726163,
@@ -91,7 +100,7 @@ static enum fs_kind fs_of(int fd)
 		if (magic == remote[i])
 			return FS_REMOTE;
 	/* ext4, f2fs, tmpfs: a flag of the directory */
-	return magic == 0xef53 || magic == 0xf2f52010 || magic == 0x01021994 ? FS_MAY_FOLD : FS_PLAIN;
+	return (magic == 0xef53 && ext4_folds()) || magic == 0xf2f52010 || magic == 0x01021994 ? FS_MAY_FOLD : FS_PLAIN;
 }
 
 static bool folds(int fd, enum fs_kind kind)

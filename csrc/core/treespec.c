@@ -1,6 +1,7 @@
 /* treespec.c — a tree from its description, its report, and its end. */
 #define _GNU_SOURCE
 #include <errno.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -360,7 +361,9 @@ static void write_report(struct mp_writer *w, const struct vj_tree *t, struct vj
 	mp_write_str(w, "complete");
 	mp_write_bool(w, t->complete && t->scanned);
 	mp_write_str(w, "reason");
-	mp_write_str(w, t->reason);
+	char reason[2 * TREE_REASON_MAX + 2];
+	snprintf(reason, sizeof reason, "%s%s%s", t->reason, t->reason[0] && t->no_watch[0] ? "; " : "", t->no_watch);
+	mp_write_str(w, reason);
 	write_number(w, "entries", t->entries);
 	write_number(w, "dirs", t->ndirs_seen);
 	write_number(w, "watches", t->watches);
@@ -375,7 +378,7 @@ static void write_report(struct mp_writer *w, const struct vj_tree *t, struct vj
 int vj_tree_report(struct vj_tree *t, uint8_t **buf, size_t *len)
 {
 	pthread_mutex_lock(&t->lock);
-	size_t n = 0, size = 1024;
+	size_t n = 0, size = 2048;
 	struct vj_item **all = malloc((t->nitems + 1) * sizeof(struct vj_item *));
 	for (size_t i = 0; all && i < t->items_size; i++)
 		for (struct vj_item *it = t->by_path[i]; it; it = it->same_path) {

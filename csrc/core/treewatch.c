@@ -103,7 +103,7 @@ static bool detach(struct vj_dir *d)
 void tree_need_rescan(struct vj_tree *t, const char *why)
 {
 	if (!t->rescan_mode)
-		snprintf(t->reason, sizeof t->reason, "no live watch: %s", why);
+		snprintf(t->no_watch, sizeof t->no_watch, "no live watch: %s", why);
 	t->rescan_mode = true;
 }
 
