@@ -76,6 +76,8 @@ class View:
     read: str = "restricted"
     gpu: bool = False
     lockdown: bool = False
+    git: str = "read-only"
+    """`protect_git` of the policy."""
     offline: bool = True
     """No network: caches of toolchains are shown read-only instead of being private and writable."""
     hostname: bytes = b"vectora"
@@ -246,12 +248,16 @@ def _toolchains(layout: _Layout, facts: HostFacts, view: View) -> None:
 
 
 def _grants(layout: _Layout, facts: HostFacts, view: View) -> None:
-    repositories = [*facts.repository]
-    if facts.parent_repository is not None:
-        repositories.append(facts.parent_repository)
-    for fact in repositories:
-        if fact.exists and not view.full:
-            layout.bind("ro", fact, "repository")
+    # a worktree's common directory must take its commits; what runs code on the host is locked in it by the watch,
+    # which finds it over the pointer file. A repository above the workspace has no such pointer and stays read-only.
+    commits = "rw" if view.git != "read-only" and view.level != "read-only" else "ro"
+    above = "rw" if view.git == "off" and view.level != "read-only" else "ro"
+    if not view.full:
+        for fact in facts.repository:
+            if fact.exists:
+                layout.bind(commits, fact, "repository")
+        if facts.parent_repository is not None and facts.parent_repository.exists:
+            layout.bind(above, facts.parent_repository, "repository")
     for fact in facts.ro:
         if fact.exists:
             layout.bind("ro", fact, "grant")
@@ -263,6 +269,9 @@ def _grants(layout: _Layout, facts: HostFacts, view: View) -> None:
             layout.bind("ro", fact, "socket")
     if view.full and facts.workspace.exists:
         layout.bind("rw", facts.workspace, "grant")
+    above = nearest(layout.at, facts.workspace.path)
+    if above is None or not (above.is_bind or above.dest == facts.workspace.path):
+        layout.put("dir", facts.workspace.path)  # not granted itself, and still where commands start
 
 
 def _links(layout: _Layout, facts: HostFacts) -> None:
