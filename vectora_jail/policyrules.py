@@ -7,7 +7,7 @@ Pure. Paths are compared as written (`lexical_path`); what symlinks make of them
 from __future__ import annotations
 
 import posixpath
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
 
@@ -18,7 +18,7 @@ from vectora_jail.policytext import NOWHERE, lexical_path, quote, split_target, 
 if TYPE_CHECKING:
     from vectora_jail.policy import Ceiling, Policy
 
-__all__ = ["contradictions", "exceeds", "is_below", "path_consented"]
+__all__ = ["contradictions", "exceeds", "is_below", "path_consented", "resolved_excess"]
 
 
 def is_below(path: str, top: str) -> bool:
@@ -110,6 +110,57 @@ def exceeds(policy: Policy, ceiling: Ceiling, *, workspace: str = "", home: str 
 
         home = os.path.expanduser("~")
     return list(_Excess(policy, ceiling, workspace or NOWHERE, home).all())
+
+
+def resolved_excess(
+    ceiling: Ceiling,
+    grants: Iterable[tuple[str, bytes, bytes]],
+    *,
+    workspace: bytes,
+    home: bytes,
+    real: Mapping[bytes, bytes] | None = None,
+) -> list[Problem]:
+    """Return a problem for every grant that leaves the consented places once its links are followed.
+
+    Args:
+        ceiling: The consents.
+        grants: (key, as given, without links), the key being `rw_paths`, `ro_paths` or `network.unix`.
+        workspace: Absolute path without links.
+        home: What `~` stands for in the ceiling.
+        real: Where the links of a consented path lead, for those that have any.
+    """
+    import os
+
+    top, start = os.fsdecode(workspace), os.fsdecode(home)
+
+    def places(items: Iterable[str]) -> list[str]:
+        clean = [lexical_path(item, top, start) for item in items]
+        return [os.fsdecode((real or {}).get(os.fsencode(item), os.fsencode(item))) for item in clean]
+
+    write = places(ceiling.outside_paths)
+    consents = {
+        "rw_paths": (write, "outside_paths"),
+        "ro_paths": (write + places(ceiling.outside_ro_paths), "outside_paths"),
+        "network.unix": (places(ceiling.unix_sockets), "unix_sockets"),
+    }
+    problems = []
+    for key, given, path in grants:
+        consented, field = consents[key]
+        clean = posixpath.normpath(os.fsdecode(path))
+        inside = is_below(clean, top) and key != "network.unix"
+        if not inside and not any(
+            clean == item if key == "network.unix" else is_below(clean, item) for item in consented
+        ):
+            problems.append(
+                Problem(
+                    key,
+                    found=f"{quote(os.fsdecode(given))}, which is {quote(clean)}",
+                    expected="no host socket" if key == "network.unix" else "a path inside the workspace",
+                    hint=f"the ceiling's `{field}` does not consent",
+                    ceiling=field,
+                )
+            )
+    return problems
 
 
 class _Excess:

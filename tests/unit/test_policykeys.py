@@ -11,7 +11,7 @@ from vectora_jail.errors import PolicyError
 from vectora_jail.policy import Ceiling, Policy
 from vectora_jail.policyfile import parse_policy_text
 from vectora_jail.policykeys import CEILING_KEYS, FLAT_ALIASES, KEYS, TABLES, key_named
-from vectora_jail.policyrules import exceeds, path_consented
+from vectora_jail.policyrules import exceeds, path_consented, resolved_excess
 from vectora_jail.policytext import lexical_path
 
 BY_KIND = {
@@ -327,6 +327,30 @@ def test_exceeds_takes_the_home_that_it_is_given():
     assert lexical_path("//a/./b/../c", "/w", "/h") == "/a/c"
     assert lexical_path("a$$b", "/w", "/h") == "/w/a$b"
     assert lexical_path("~", "/w", "/h") == "/h"
+
+
+def test_a_link_out_of_the_workspace_needs_the_same_consent():
+    """Assert that a grant is judged again by where its links lead; a consented path may be a link itself."""
+
+    def refused(key, path, real=None, **ceiling):
+        found = resolved_excess(
+            Ceiling(**ceiling), [(key, b"/w/link", path)], workspace=b"/w", home=b"/h", real=real
+        )
+        assert all(problem.ceiling and '"/w/link"' in problem.found for problem in found)
+        return bool(found)
+
+    assert not refused("rw_paths", b"/w/src")
+    assert refused("rw_paths", b"/etc")
+    assert refused("rw_paths", b"/w/../etc")
+    assert refused("rw_paths", b"/etc", outside_ro_paths=("/etc",))
+    assert not refused("ro_paths", b"/etc", outside_ro_paths=("/etc",))
+    assert not refused("rw_paths", b"/h/.cargo/x", outside_paths=("~/.cargo",))
+    assert refused("rw_paths", b"/data/cargo/x", outside_paths=("~/.cargo",))
+    assert not refused(
+        "rw_paths", b"/data/cargo/x", {b"/h/.cargo": b"/data/cargo"}, outside_paths=("~/.cargo",)
+    )
+    assert refused("network.unix", b"/w/sock")
+    assert not refused("network.unix", b"/run/s", unix_sockets=("/run/s",))
 
 
 def test_init_writes_a_valid_policy_with_every_local_key():
