@@ -129,6 +129,7 @@ class Policy:
     """Why it is not enabled: `no_vectora_toml`, `no_sandbox_table` or `sandbox_disabled_in_config`."""
     identity: tuple[int, ...] | None = field(default=None, compare=False, repr=False)
     """What `policyfile.file_identity` said of the file when it was read."""
+    _digest: str = field(default="", init=False, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         if self.refused:
@@ -217,11 +218,13 @@ class Policy:
     @property
     def digest(self) -> str:
         """Return a stable SHA-256 (hex) of everything that the policy says, whatever file it came from."""
-        import hashlib
-        import json
+        if not self._digest:
+            import hashlib
+            import json
 
-        text = json.dumps([_DIGEST_VERSION, _plain(self)], sort_keys=True, separators=(",", ":"))
-        return hashlib.sha256(text.encode()).hexdigest()
+            text = json.dumps([_DIGEST_VERSION, _plain(self)], sort_keys=True, separators=(",", ":"))
+            object.__setattr__(self, "_digest", hashlib.sha256(text.encode()).hexdigest())
+        return self._digest
 
     def to_dict(self) -> dict[str, Any]:
         """Return the policy as plain data for JSON (what `digest` covers)."""

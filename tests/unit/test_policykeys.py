@@ -181,7 +181,7 @@ def test_every_key_is_a_field_and_every_field_a_key():
     for table in TABLES:
         names = {field.name for field in dataclasses.fields(getattr(policy, table))}
         assert names == {key.attr for key in KEYS if key.table == table}
-    internal = {"ceiling", "refused", "problems", "source", "reason", "identity", *TABLES}
+    internal = {"ceiling", "refused", "problems", "source", "reason", "identity", "_digest", *TABLES}
     assert {field.name for field in dataclasses.fields(policy)} - internal == {
         key.attr for key in KEYS if not key.table
     }
