@@ -213,6 +213,12 @@ int vj_post(struct vj_call *c, const uint8_t *request, size_t len, const int *fd
 	return rc;
 }
 
+int vj_hung_up(int fd)
+{
+	struct pollfd set = { .fd = fd }; /* POLLHUP is reported without asking */
+	return poll(&set, 1, 0) == 1;
+}
+
 /* ---- receiving ---- */
 
 /* The worker is not trusted: a truncated message or one with more than one descriptor ends the channel (−EPROTO), and

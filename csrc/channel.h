@@ -80,6 +80,8 @@ void vj_call_drop(struct vj_call *c, int which);
 
 /* A request without command: send it, with up to VJ_FDS_MAX descriptors, and wait for the reply as vj_call_wait. */
 int vj_request(struct vj_call *c, const uint8_t *request, size_t len, const int *fds, size_t nfds, int64_t timeout_ms);
+/* 1 when the other end is closed, 0 when not. */
+int vj_hung_up(int fd);
 /* Only send. */
 int vj_post(struct vj_call *c, const uint8_t *request, size_t len, const int *fds, size_t nfds);
 

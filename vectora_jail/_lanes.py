@@ -49,6 +49,11 @@ def _raise(rc: int) -> None:
     raise OSError(-rc, os.strerror(-rc))
 
 
+def hung_up(fd: int) -> bool:
+    """Whether the other end of a socket is closed."""
+    return bool(lib.vj_hung_up(fd))
+
+
 class Lane:
     """A socket to the worker with the native state of the request that is under way on it."""
 

@@ -147,7 +147,7 @@ class JailLife:
     async def ready(self) -> Worker:
         """Return a worker that serves the present policy and workspace, starting one where it is needed."""
         worker = self.worker
-        if worker is None or not worker.alive or self._stale():
+        if worker is None or worker.gone() or self._stale():
             worker = await self._start()
         try:
             worker.running.sync()
@@ -173,7 +173,7 @@ class JailLife:
             if self._closed:
                 raise WorkerDiedError("the jail is closed", code="closed", outcome="not_started", cause="closed")
             worker = self.worker
-            if worker is not None and worker.alive and not self._stale():
+            if worker is not None and not worker.gone() and not self._stale():
                 return worker  # somebody else has started it meanwhile
             await self._retire(worker)
             await self._back_off()

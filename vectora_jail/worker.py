@@ -18,7 +18,7 @@ from collections import deque
 from typing import TYPE_CHECKING, Any, Final
 
 from . import wire
-from ._lanes import DONE, PENDING, ChannelClosed, DescriptorQuota, Lane
+from ._lanes import DONE, PENDING, ChannelClosed, DescriptorQuota, Lane, hung_up
 from ._native import sealed_memfd
 from .errors import WorkerDiedError
 
@@ -247,6 +247,16 @@ class Worker:
     def alive(self) -> bool:
         """Whether calls can be sent: nobody has closed it and its process runs."""
         return not (self._closed or self._foreign or self._died)
+
+    def gone(self) -> bool:
+        """Whether the process has ended since the last call; costs one poll(2)."""
+        if not self.alive:
+            return True
+        if not hung_up(self.running.channel):
+            return False
+        self._died = self.running.health() or "it closed its channel"
+        self.close()
+        return True
 
     def check(self) -> str:
         """Return why the process does not run, `""` while it does."""
