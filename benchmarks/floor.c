@@ -4,6 +4,7 @@
  *
  * floor   vfork + execve + wait4 in the caller, two pipes read to their end
  * worker  the same two pipes passed to a running worker (no jail around it), one message each way
+ * crowd   the same as worker, but that worker has 64 idle lanes and ten sleeping commands
  * ping    one message each way that starts nothing
  */
 #define _GNU_SOURCE
@@ -20,7 +21,7 @@
 
 extern char **environ;
 static int sock, null_fd;
-static pid_t worker_pid;
+static int alone, crowded; /* the sockets of two workers; `sock` is the one in use */
 
 static void die(const char *what)
 {
@@ -77,13 +78,12 @@ static void reply(void)
 	}
 }
 
-static void start_worker(const char *path)
+static int start_worker(const char *path)
 {
 	int s[2];
 	if (socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, s) < 0)
 		die("socketpair");
-	worker_pid = fork();
-	if (worker_pid == 0) {
+	if (fork() == 0) {
 		dup2(s[1], 3);
 		execl(path, path, "--fd", "3", (char *)NULL);
 		_exit(127);
@@ -96,6 +96,7 @@ static void start_worker(const char *path)
 	p += put(p, "PATH=/usr/bin:/bin");
 	send_message(m, (size_t)(p - m), NULL, 0);
 	reply();
+	return sock;
 }
 
 static void drain(int fd)
@@ -148,11 +149,51 @@ static void run_worker(const char *program)
 	drain(e[0]);
 }
 
+static void run_alone(const char *program)
+{
+	sock = alone;
+	run_worker(program);
+}
+
+static void run_crowded(const char *program)
+{
+	sock = crowded;
+	run_worker(program);
+}
+
+/* Lanes nobody uses and commands that do nothing, which a call has to be told apart from. */
+static void crowd(void)
+{
+	for (int i = 0; i < 74; i++) {
+		int s[2];
+		uint8_t m[128] = {0}, *p = m;
+		if (socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, s) < 0)
+			die("socketpair");
+		*p++ = 0x82;
+		p += put(p, "op"), p += put(p, "lane"), p += put(p, "id"), *p++ = 4;
+		send_message(m, (size_t)(p - m), &s[1], 1);
+		reply();
+		close(s[1]);
+		if (i >= 10)
+			continue;
+		p = m;
+		*p++ = 0x83;
+		p += put(p, "op"), p += put(p, "exec"), p += put(p, "id"), *p++ = 5;
+		p += put(p, "command"), *p++ = 0x92, p += put(p, "/bin/sleep"), p += put(p, "1000");
+		const int fds[3] = {null_fd, null_fd, null_fd};
+		int main_lane = sock;
+		sock = s[0];
+		send_message(m, (size_t)(p - m), fds, 3);
+		sock = main_lane;
+	}
+}
+
 static void run_ping(const char *program)
 {
 	static uint8_t m[64];
 	uint8_t *p = m;
 	(void)program;
+	sock = alone;
 	*p++ = 0x82;
 	p += put(p, "op"), p += put(p, "ping"), p += put(p, "id"), *p++ = 3;
 	send_message(m, (size_t)(p - m), NULL, 0);
@@ -170,27 +211,30 @@ int main(int argc, char **argv)
 	static const struct {
 		const char *name;
 		void (*run)(const char *);
-	} kinds[] = {{"floor", run_floor}, {"worker", run_worker}, {"ping", run_ping}};
+	} kinds[] = {{"floor", run_floor}, {"worker", run_alone}, {"crowd", run_crowded}, {"ping", run_ping}};
+	enum { KINDS = sizeof kinds / sizeof kinds[0] };
 	if (argc < 4) {
 		fprintf(stderr, "usage: floor WORKER ROUNDS PROGRAM...\n");
 		return 2;
 	}
 	int rounds = atoi(argv[2]);
 	null_fd = open("/dev/null", O_RDWR | O_CLOEXEC);
-	start_worker(argv[1]);
-	double *t = malloc(sizeof *t * 3 * (size_t)rounds);
+	alone = start_worker(argv[1]);
+	crowded = start_worker(argv[1]);
+	crowd();
+	double *t = malloc(sizeof *t * KINDS * (size_t)rounds);
 	if (rounds < 1 || !t)
 		return 2;
 	for (int i = 3; i < argc; i++) {
 		for (int r = -rounds / 10 - 1; r < rounds; r++)
-			for (int k = 0; k < 3; k++) { /* in turns, so that a busy moment meets all of them */
+			for (int k = 0; k < KINDS; k++) { /* in turns, so that a busy moment meets all of them */
 				double begin = now_us();
 				kinds[k].run(argv[i]);
 				if (r >= 0)
 					t[k * rounds + r] = now_us() - begin;
 			}
 		double base = 0;
-		for (int k = 0; k < 3; k++) {
+		for (int k = 0; k < KINDS; k++) {
 			double *v = t + k * rounds;
 			qsort(v, (size_t)rounds, sizeof *v, by_value);
 			if (k == 0)
@@ -199,7 +243,9 @@ int main(int argc, char **argv)
 			       kinds[k].name, v[rounds / 10], v[rounds / 2], v[rounds * 9 / 10], v[rounds / 2] / base);
 		}
 	}
-	close(sock);
-	waitpid(worker_pid, NULL, 0);
+	close(alone);
+	close(crowded);
+	while (wait(NULL) > 0)
+		continue;
 	return 0;
 }

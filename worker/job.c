@@ -328,7 +328,7 @@ int job_start(struct lane *l, struct slab *s, const struct request *q, enum job_
 		e = (int)pid;
 		goto fail;
 	}
-	j->pid = (pid_t)pid;
+	j->pid = j->leader = (pid_t)pid;
 	close_fds(fds, given - (q->status ? 1 : 0));
 	if (j->deadline_ns)
 		loop_wake_at(j->deadline_ns);

@@ -1,7 +1,8 @@
 /* loop.c — the one place where the worker waits: ppoll(2) over its sources, with SIGCHLD let in only there.
  *
- * ppoll and not epoll: epoll's watches are counted for the user over all namespaces, so a command could use them up
- * and the worker could take no new lane; and for the handful of descriptors of a usual jail it costs the same.
+ * The first descriptors are polled one by one, which is cheapest for the handful of a usual jail. Lanes beyond them go
+ * into an epoll set that is polled as one. epoll's watches are counted for the user over all namespaces, so a command
+ * may use them up: a lane that finds no watch is polled like the first ones, and nothing depends on the set.
  */
 #include "worker.h"
 
@@ -11,14 +12,19 @@
 #include <errno.h>
 #include <poll.h>
 #include <signal.h>
+#include <sys/epoll.h>
 #include <time.h>
 #include <unistd.h>
 
+#define POLLED_FIRST 12 /* sources that never go into the set */
+#define IN_SET (-2)     /* the slot of a source that is in it */
+#define EVENTS_MAX 32
 #define TURNS_BETWEEN_REAPS 16 /* ready descriptors hold SIGCHLD back; it may not starve */
 
 static struct pollfd poll_set[VJ_SOURCES_MAX];
 static struct source *sources[VJ_SOURCES_MAX];
 static int nsources;
+static struct source set = {.slot = -1, .fd = -1}; /* the epoll descriptor */
 static uint64_t wake_ns; /* 0 = no timer */
 
 uint64_t now_ns(void)
@@ -34,11 +40,32 @@ void loop_wake_at(uint64_t ns)
 		wake_ns = ns;
 }
 
+static bool add_to_set(struct source *s)
+{
+	struct epoll_event e = {.events = EPOLLIN, .data.ptr = s};
+
+	if (set.fd < 0) {
+		int fd = epoll_create1(EPOLL_CLOEXEC);
+		if (fd < 0 || source_add(&set, SRC_SET, fd, POLLIN, NULL) < 0) {
+			if (fd >= 0)
+				close(fd);
+			return false;
+		}
+	}
+	if (epoll_ctl(set.fd, EPOLL_CTL_ADD, s->fd, &e) < 0)
+		return false;
+	s->slot = IN_SET;
+	return true;
+}
+
 int source_add(struct source *s, enum source_kind kind, int fd, short events, void *owner)
 {
+	*s = (struct source){.kind = kind, .slot = -1, .fd = fd, .owner = owner};
+	if (kind == SRC_LANE && nsources >= POLLED_FIRST && add_to_set(s))
+		return 0;
 	if (nsources == VJ_SOURCES_MAX)
 		return -ENOSPC;
-	*s = (struct source){.kind = kind, .slot = nsources, .fd = fd, .owner = owner};
+	s->slot = nsources;
 	poll_set[nsources] = (struct pollfd){.fd = fd, .events = events};
 	sources[nsources++] = s;
 	return 0;
@@ -53,6 +80,10 @@ void source_events(struct source *s, short events)
 void source_remove(struct source *s)
 {
 	int i = s->slot;
+	if (i == IN_SET) {
+		s->slot = -1;
+		epoll_ctl(set.fd, EPOLL_CTL_DEL, s->fd, NULL);
+	}
 	if (i < 0)
 		return;
 	s->slot = -1;
@@ -71,11 +102,25 @@ void source_close(struct source *s)
 	s->fd = -1;
 }
 
+static void handle_set(void)
+{
+	struct epoll_event events[EVENTS_MAX];
+	int n = epoll_wait(set.fd, events, EVENTS_MAX, 0);
+	for (int i = 0; i < n; i++) {
+		struct source *s = events[i].data.ptr;
+		if (s->slot == IN_SET) /* not dropped by one of the others meanwhile */
+			lane_ready(s->owner, POLLIN);
+	}
+}
+
 static void handle(struct source *s, short revents)
 {
 	switch (s->kind) {
 	case SRC_LANE:
 		lane_ready(s->owner, revents);
+		break;
+	case SRC_SET:
+		handle_set();
 		break;
 	case SRC_EXEC_PIPE:
 		job_exec_done(s->owner);

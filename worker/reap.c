@@ -22,6 +22,7 @@
 
 static struct {
 	struct scan scan;
+	int last_pid_fd;
 	bool active; /* a walk is under way */
 	bool again;  /* a child ended meanwhile: its children may lie behind the walk */
 	uint64_t next_ns;
@@ -29,6 +30,7 @@ static struct {
 
 int job_scan_open(void)
 {
+	sweep.last_pid_fd = worker.pid1 ? last_pid_open() : -1;
 	return scan_open(&sweep.scan);
 }
 
@@ -259,6 +261,12 @@ static void leader_gone(struct job *j, int status, const struct rusage *ru)
 	}
 }
 
+/* Nothing was born in the jail since its leader: the short way when neighbours live. */
+static bool had_no_child(const struct job *j)
+{
+	return sweep.last_pid_fd >= 0 && last_pid(sweep.last_pid_fd) == j->leader;
+}
+
 void job_reap(void)
 {
 	int status;
@@ -289,6 +297,8 @@ void job_reap(void)
 			job_done(j, true);
 		else if (j->state == JOB_ENDING && !j->pid && j->keep)
 			job_done(j, false);
+		else if (j->state == JOB_ENDING && !j->pid && !j->walks && had_no_child(j))
+			job_done(j, true);
 		else
 			walk |= ending(j);
 	}

@@ -38,12 +38,12 @@
 /* ---- event sources (loop.c) ---- */
 
 enum source_kind {
-	SRC_NONE, SRC_LANE, SRC_EXEC_PIPE, SRC_STATUS, SRC_STREAM_OUT, SRC_CHAN, SRC_HELPER, SRC_LISTEN, SRC_CONNECT
+	SRC_NONE, SRC_SET, SRC_LANE, SRC_EXEC_PIPE, SRC_STATUS, SRC_STREAM_OUT, SRC_CHAN, SRC_HELPER, SRC_LISTEN, SRC_CONNECT
 };
 
 struct source {
 	enum source_kind kind;
-	int slot; /* index in the poll set, -1 = not in it */
+	int slot; /* index in the poll set, -1 = not waited for, -2 = in the epoll set */
 	int fd;
 	void *owner;
 };
@@ -223,6 +223,7 @@ struct job {
 	int64_t id;
 	struct lane_ref lane;
 	pid_t pid; /* 0 once it was reaped */
+	pid_t leader;
 	struct slab *slab;
 	/* what the child reads, and where it writes why it could not start */
 	char **argv, **envp;
@@ -303,6 +304,9 @@ void scan_begin(struct scan *s);
 int scan_next(struct scan *s, pid_t *pid, uint64_t *tag);
 bool process_is_zombie(const struct scan *s, pid_t pid);
 uint64_t process_tag(pid_t pid);
+/* The number that this pid namespace gave out last (proc(5), loadavg); 0 = not known. */
+int last_pid_open(void); /* a descriptor, or -1 */
+pid_t last_pid(int fd);
 
 /* ---- sampler.c ---- */
 
