@@ -124,6 +124,7 @@ class JailLife:
         self._options = backend_options
         self._on_start = on_start
         self._lock = waiter.lock()
+        self._pid = os.getpid()
         self._root: tuple[int, int] | None = None
         self._plan: JailPlan | None = None
         self._deaths: list[float] = []
@@ -169,6 +170,13 @@ class JailLife:
         return (st.st_dev, st.st_ino) != self._root or self.source.changed()
 
     async def _start(self) -> Worker:
+        if os.getpid() != self._pid:  # the lock may have been held by a thread that the child does not have
+            raise WorkerDiedError(
+                "this jail belongs to the process that forked",
+                code="forked",
+                outcome="not_started",
+                hint="open a jail of your own in the child",
+            )
         async with self._lock:
             if self._closed:
                 raise WorkerDiedError("the jail is closed", code="closed", outcome="not_started", cause="closed")

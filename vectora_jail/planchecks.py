@@ -127,6 +127,7 @@ def refuse_grants(policy: Policy, facts: HostFacts, exceptions: frozenset[bytes]
                 raise PolicyError(
                     f"{key}: {_show(place)} is a {grant.kind}", hint="grant directories and files"
                 )
+    _refuse_links_out(policy, facts)
     if is_secret(facts.workspace.path, facts.sensitive, exceptions):
         raise PolicyError(
             f"the workspace {_show(facts.workspace.path)} lies in a place that no jail sees",
@@ -140,6 +141,22 @@ def refuse_grants(policy: Policy, facts: HostFacts, exceptions: frozenset[bytes]
             raise PolicyError(f"lockdown: granted or protected paths do not exist: {names}")
         if exceptions:
             raise PolicyError("lockdown admits no exception to the sensitive paths")
+
+
+def _refuse_links_out(policy: Policy, facts: HostFacts) -> None:
+    """Ask the ceiling again once links are followed: a repository may hold a link to anywhere."""
+    if policy.ceiling is None or policy.level == policy.ceiling.level == "danger-full-access":
+        return
+    from vectora_jail.policyrules import resolved_excess
+
+    writing = "ro_paths" if policy.level == "read-only" else "rw_paths"
+    keys = ((writing, facts.rw), ("ro_paths", facts.ro), ("network.unix", facts.unix))
+    grants = [(key, fact.given, fact.path) for key, found in keys for fact in found if fact.exists]
+    excess = resolved_excess(
+        policy.ceiling, grants, workspace=facts.workspace.path, home=facts.user.home.path
+    )
+    if excess:
+        raise PolicyError(problems=excess)
 
 
 def _show(path: bytes) -> str:

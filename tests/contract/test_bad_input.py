@@ -341,3 +341,13 @@ def test_files_that_ask_for_too_much(ws):
         (ws / "vectora.toml").write_text("[sandbox]\nmasks = []\n")
         with pytest.raises(PolicyError, match="mask"):
             jails.get(ws)
+
+
+def test_link_out_of_the_workspace_is_no_grant(ws, tmp_path):
+    """Assert that a granted name that is a symlink out of the workspace needs the ceiling's consent."""
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "secret").write_text("SECRET")
+    (ws / "link").symlink_to(tmp_path / "other")
+    (ws / "vectora.toml").write_text('[sandbox]\nrw_paths = [".", "link"]\n')
+    with JailManager() as jails, pytest.raises(PolicyError, match="outside_paths"):
+        jails.get(ws).exec("cat link/secret")
