@@ -149,6 +149,11 @@ def build_environment(
     out[b"XDG_RUNTIME_DIR"] = b"/run/user/%d" % user.uid
     if facts.parent_repository is not None or facts.repository:
         out[b"GIT_DISCOVERY_ACROSS_FILESYSTEM"] = b"1"
+    if facts.workspace.uid != user.uid:
+        # git refuses repositories of others, and outside the jail rightly so
+        out[b"GIT_CONFIG_COUNT"] = b"1"
+        out[b"GIT_CONFIG_KEY_0"] = b"safe.directory"
+        out[b"GIT_CONFIG_VALUE_0"] = facts.workspace.path
     if policy.no_gpu:
         out.update(dict.fromkeys(_GPU_OFF, b""))
         out[b"NVIDIA_VISIBLE_DEVICES"] = b"void"

@@ -149,6 +149,8 @@ class HostFacts:
     home_top: tuple[SystemEntry, ...] = ()
     """`read = "all"`: what the home directory holds."""
     has_var_tmp: bool = True
+    hosts_file: bytes = field(default=b"", repr=False)
+    """The host's own /etc/hosts: what names mean where its network is shared."""
     home_files: tuple[SystemEntry, ...] = ()
     """Restricted reads: settings of git and the like, copied into the private home directory."""
     run_top: tuple[SystemEntry, ...] = ()

@@ -81,6 +81,8 @@ class View:
     offline: bool = True
     """No network: caches of toolchains are shown read-only instead of being private and writable."""
     hostname: bytes = b"vectora"
+    own_hosts: bool = True
+    """Whether /etc/hosts is the jail's own; the host's where its network is shared."""
     hosts: tuple[tuple[bytes, bytes], ...] = ()
     """(name, address) pairs for /etc/hosts."""
     exceptions: frozenset[bytes] = frozenset()
@@ -219,6 +221,8 @@ def _synthetic(layout: _Layout, facts: HostFacts, view: View) -> None:
         b"::1\tlocalhost ip6-localhost ip6-loopback",
         b"127.0.1.1\t" + view.hostname,
     ]
+    if not view.own_hosts and facts.hosts_file:
+        hosts = [*facts.hosts_file.rstrip(b"\n").split(b"\n"), b"127.0.1.1\t" + view.hostname]
     hosts += [b"%s\t%s" % (address, name) for name, address in sorted(view.hosts)]
     for name, lines in (
         (b"passwd", passwd),
@@ -248,8 +252,8 @@ def _toolchains(layout: _Layout, facts: HostFacts, view: View) -> None:
 
 
 def _grants(layout: _Layout, facts: HostFacts, view: View) -> None:
-    # a worktree's common directory must take its commits; what runs code on the host is locked in it by the watch,
-    # which finds it over the pointer file. A repository above the workspace has no such pointer and stays read-only.
+    # A worktree's common directory must take its commits; what runs code on the host is locked in it by the
+    # watch, which finds it over the pointer file. A repository above has no such pointer and stays read-only.
     commits = "rw" if view.git != "read-only" and view.level != "read-only" else "ro"
     above = "rw" if view.git == "off" and view.level != "read-only" else "ro"
     if not view.full:

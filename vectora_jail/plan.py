@@ -15,7 +15,7 @@ from vectora_jail.environment import build_environment
 from vectora_jail.hardening import base_ops
 from vectora_jail.limits import Layer, LimitPlan, Rlimit, plan_limits, tmpfs_sizes
 from vectora_jail.mountplan import View, home_path, plan_mounts
-from vectora_jail.mounts import BwrapLaunch, Mount, by_place, nearest, visible
+from vectora_jail.mounts import BwrapLaunch, Mount, by_place, is_below, nearest, visible
 from vectora_jail.planchecks import (
     absolute,
     choose_isolation,
@@ -170,8 +170,10 @@ def build_plan(
         read="restricted" if policy.lockdown else policy.read,
         gpu=not policy.no_gpu,
         lockdown=policy.lockdown,
+        git=policy.protect_git,
         offline=network == "none",
         hostname=HOSTNAME,
+        own_hosts=network != "host",
         hosts=_hosts(policy, egress),
         exceptions=allowed,
         sizes=tmpfs_sizes(limits.memory, facts.memory_total),
@@ -180,8 +182,7 @@ def build_plan(
     scratch = b""
     home, tmpdir = home_path(facts, view), b"/tmp"
     if isolation == "landlock":
-        digest = policy.digest
-        scratch = facts.scratch + b"/vectora-jail-%d-%s" % (facts.user.uid, digest[:12].encode())
+        scratch = _scratch(policy, facts)
         home, tmpdir = scratch + b"/home", scratch + b"/tmp"
         mounts = _without_namespaces(mounts, scratch)
     places = by_place(mounts)
@@ -238,6 +239,14 @@ def build_plan(
     if policy.lockdown:
         refuse_under_lockdown(policy, plan)
     return plan
+
+
+def _scratch(policy: Policy, facts: HostFacts) -> bytes:
+    """Return a place for temporary files that no other workspace and no other policy has."""
+    from hashlib import sha256
+
+    name = sha256(facts.workspace.path + b"\0" + policy.digest.encode()).hexdigest()[:24]
+    return facts.scratch + b"/vectora-jail-%d-%s" % (facts.user.uid, name.encode())
 
 
 def _launch(facts: HostFacts, network: str) -> BwrapLaunch:
@@ -341,6 +350,10 @@ def _landlock(
 ) -> tuple[dict[str, Any] | None, int, Layer]:
     from vectora_jail.landlock import ruleset
 
+    # one rule for /etc as a whole: what lies there is what was chosen, and nothing of it is writable
+    seen = [m for m in mounts if not (m.kind in ("data", "ro") and is_below(m.dest, b"/etc", strict=True))]
+    if len(seen) < len(mounts) and isolation == "bwrap":
+        mounts = (*seen, Mount("ro", b"/etc"))
     made = ruleset(mounts, facts.landlock_abi, isolation=isolation, network=network, uid0=facts.user.uid == 0)
     table = None if made.table is None else dict(made.table)
     return table, made.cmd_scope, Layer("landlock", made.state, made.detail)

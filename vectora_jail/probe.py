@@ -104,6 +104,7 @@ def collect_facts(
         system=() if whole else hostsystem.system_entries(),
         top=hostsystem.root_entries() if whole else (),
         home_top=hostsystem.home_entries(user.home.path, sensitive) if policy.read == "all" else (),
+        hosts_file=read_small(b"/etc/hosts"),
         has_var_tmp=os.path.isdir(b"/var/tmp"),
         home_files=() if whole or foreign else hostsystem.home_files(user.home.path),
         run_top=hostsystem.run_entries() if policy.level == "danger-full-access" else (),

@@ -347,7 +347,7 @@ def test_home_as_workspace(place: Path):
 
 
 def test_tools_in_the_home_directory(place: Path):
-    """Assert that a linked tool of ~/.local/bin runs, secrets are not listed, the home is private (BC-119)."""
+    """Assert that a linked tool of ~/.local/bin runs, secrets do not show, the home is private (BC-119)."""
     home = place / "home"
     (home / ".local/opt/t/bin").mkdir(parents=True)
     (home / ".local/opt/t/lib").mkdir()
@@ -397,6 +397,15 @@ def test_git_in_a_worktree(place: Path):
     subprocess.run([*run, "worktree", "add", "-q", str(place / "WT")], check=True)
     done = Jail(place / "WT", OWN).run("ls && git status --short && git log -1 --oneline")
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.root
+def test_git_in_a_workspace_of_somebody_else(place: Path):
+    """Assert that git works for root's jail of another user's workspace, which runs as that user (BC-79)."""
+    (place / "ws").mkdir()
+    subprocess.run(["git", "init", "-q", str(place / "ws")], check=True)
+    done = Jail(place / "ws", "other").run("git status --short; id -u; stat -c %u .")
+    assert done.stdout.split() == [str(USER), str(USER)], done.stderr
 
 
 def test_certificates_over_two_links(place: Path):

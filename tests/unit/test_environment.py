@@ -5,9 +5,9 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.unit.host import HOME, host, path
+from tests.unit.host import HOME, WORKSPACE, host, path
 from vectora_jail.environment import build_environment, select_environ
-from vectora_jail.facts import HostFacts
+from vectora_jail.facts import HostFacts, PathFact
 from vectora_jail.policy import EnvPolicy, Policy
 
 SECRETS = {
@@ -148,6 +148,14 @@ def test_a_repository_above_can_be_found():
     name = b"GIT_DISCOVERY_ACROSS_FILESYSTEM"
     assert name not in build({})[0]
     assert build({}, facts={"parent_repository": path(HOME + b"/src/.git")})[0][name] == b"1"
+
+
+def test_git_takes_a_workspace_of_somebody_else():
+    """Assert that git inside accepts the workspace whoever owns it, by a variable and no file (BC-79)."""
+    assert b"GIT_CONFIG_COUNT" not in build({})[0]
+    other = PathFact(WORKSPACE, WORKSPACE, "dir", uid=7)
+    out, _ = build({}, facts={"workspace": other})
+    assert (out[b"GIT_CONFIG_KEY_0"], out[b"GIT_CONFIG_VALUE_0"]) == (b"safe.directory", WORKSPACE)
 
 
 def test_proxies_come_from_the_network_layer():

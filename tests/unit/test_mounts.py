@@ -167,6 +167,15 @@ def test_pinned_hosts():
     assert b"10.0.0.5\tdb.test\n" in found[b"/etc/hosts"].data
 
 
+def test_hosts_of_a_shared_network():
+    """Assert that names mean what they mean on the host exactly where its network is shared."""
+    facts = host(hosts_file=b"10.1.1.1 corp\n")
+    assert b"corp" not in at(plan_mounts(facts, View()))[b"/etc/hosts"].data
+    shared = at(plan_mounts(facts, View(own_hosts=False, hosts=((b"db", b"10.0.0.5"),))))[b"/etc/hosts"].data
+    assert shared.startswith(b"10.1.1.1 corp\n")
+    assert shared.endswith(b"10.0.0.5\tdb\n")
+
+
 def test_links_to_a_grant_are_made_again():
     """Assert that a workspace reached over a link shows under both spellings."""
     facts = host(workspace=path(b"/data/ws"), rw=(path(b"/data/ws"),), links=((b"/work", b"data"),))
@@ -204,6 +213,18 @@ def test_caches_of_tools_only_without_a_network():
     facts = host(toolchains=(ToolHome("cargo-cache", (cache,)),))
     assert at(plan_mounts(facts, View(offline=True)))[cache.path].kind == "ro"
     assert cache.path not in at(plan_mounts(facts, View(offline=False)))
+
+
+def test_git_directories_elsewhere():
+    """Assert that a worktree's common directory takes commits when the policy allows them."""
+    facts = host(repository=(path(b"/srv/r/.git"),), parent_repository=path(b"/srv/up/.git"))
+    kinds = {
+        git: [at(plan_mounts(facts, View(git=git)))[p].kind for p in (b"/srv/r/.git", b"/srv/up/.git")]
+        for git in ("read-only", "config", "off")
+    }
+    assert kinds == {"read-only": ["ro", "ro"], "config": ["rw", "ro"], "off": ["rw", "rw"]}
+    reading = at(plan_mounts(facts, View(git="off", level="read-only")))
+    assert reading[b"/srv/r/.git"].kind == "ro"
 
 
 def test_gpu_nodes_only_when_asked_for():
