@@ -120,7 +120,7 @@ struct vj_tree {
 	size_t nitems, items_size, ncovers;
 	struct tree_object *known; /* objects that were covered and whose name is not known now */
 	size_t nknown, known_cap;
-	struct tree_list links, planted, appeared, hazards; /* links: symlinks that match a mask */
+	struct tree_list links, planted, appeared, hazards, baseline; /* links: symlinks that match a mask */
 	struct tree_git *gits;
 	size_t ngits;
 	uint64_t watches;
@@ -205,6 +205,15 @@ ssize_t tree_resolve(const char *path, char *out, size_t cap, struct tree_object
 int tree_git_found(struct vj_tree *t, struct vj_dir *d, const char *path, size_t len, uint32_t mode);
 int tree_git_refresh(struct vj_tree *t);
 void tree_git_free(struct vj_tree *t);
+int tree_join(char *out, size_t cap, const char *dir, const char *name); /* length, or −ENAMETOOLONG */
+/* A small regular file, at once and whole; never a FIFO. Its length, or −errno. */
+ssize_t tree_read_small(const char *path, char *out, size_t cap);
+/* `gitdir: PATH` of a pointer file, or the line of a `commondir` file (prefix ""): the directory it leads to. */
+bool tree_read_pointer(const char *file, const char *prefix, const char *base, char *out, size_t cap);
+
+/* ---- treeaudit.c ---- */
+int tree_audit_baseline(struct vj_tree *t); /* what is there before the jail's first command is not the agent's */
+void tree_audit_free(struct vj_tree *t);
 
 /* ---- treewatch.c ---- */
 void tree_watch_add(struct vj_tree *t, struct vj_dir *d, const char *path);

@@ -9,6 +9,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "gitconfig.h"
 #include "tree.h"
 
 #define POINTER_MAX 8192    /* bytes of a pointer file or of the part of a config that is looked at */
@@ -16,14 +17,14 @@
 #define MODULES_DEPTH 8     /* modules/a/b/c...: submodule names may hold slashes */
 #define MODULES_MAX 4096
 
-static int join(char *out, size_t cap, const char *dir, const char *name)
+int tree_join(char *out, size_t cap, const char *dir, const char *name)
 {
 	int n = snprintf(out, cap, "%s/%s", strcmp(dir, "/") ? dir : "", name);
 	return n > 0 && (size_t)n < cap ? n : -ENAMETOOLONG;
 }
 
 /* A small regular file, at once and whole; never a FIFO. Returns its length, or −errno. */
-static ssize_t read_small(const char *path, char *out, size_t cap)
+ssize_t tree_read_small(const char *path, char *out, size_t cap)
 {
 	struct stat st;
 	int fd = open(path, O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_NOCTTY | O_CLOEXEC);
@@ -86,68 +87,30 @@ static struct vj_dir *watch(struct vj_tree *t, const char *path)
 
 /* ---- core.hooksPath ---- */
 
-/* The value of core.hooksPath in a config's text, unquoted; false when there is none. git-config(1), the syntax that
- * git writes itself; an include is not followed (what it names is a hazard of its own). */
-static bool hooks_path(const char *text, char *out, size_t cap)
+static bool last_hooks_path(void *ctx, const struct gitconfig_entry *e)
 {
-	bool core = false, found = false;
-	for (const char *p = text; *p;) {
-		size_t len = strcspn(p, "\n");
-		const char *line = p, *end = p + len;
-		p = *end ? end + 1 : end;
-		while (line < end && (*line == ' ' || *line == '\t'))
-			line++;
-		if (line < end && *line == '[') {
-			core = end - line >= 6 && strncasecmp(line, "[core]", 6) == 0;
-			const char *close_at = memchr(line, ']', (size_t)(end - line));
-			line = close_at ? close_at + 1 : end;
-			while (line < end && (*line == ' ' || *line == '\t'))
-				line++;
-		}
-		if (!core || end - line < 10 || strncasecmp(line, "hookspath", 9) != 0)
-			continue;
-		line += 9;
-		while (line < end && (*line == ' ' || *line == '\t'))
-			line++;
-		if (line == end || *line++ != '=')
-			continue;
-		while (line < end && (*line == ' ' || *line == '\t'))
-			line++;
-		size_t n = 0;
-		bool quoted = false;
-		for (; line < end && n + 1 < cap; line++) {
-			if (*line == '"')
-				quoted = !quoted;
-			else if (*line == '\\' && line + 1 < end)
-				out[n++] = *++line;
-			else if (!quoted && (*line == '#' || *line == ';'))
-				break;
-			else
-				out[n++] = *line;
-		}
-		while (n > 0 && (out[n - 1] == ' ' || out[n - 1] == '\t' || out[n - 1] == '\r'))
-			n--;
-		out[n] = 0;
-		found = n > 0; /* the last one counts */
-	}
-	return found;
+	if (strcmp(e->name, "core.hookspath") == 0 && !e->has_subsection)
+		snprintf(ctx, GITCONFIG_VALUE_MAX, "%s", e->value); /* the last one counts */
+	return true;
 }
 
 static int protect_hooks_path(struct vj_tree *t, const char *gitdir, const char *worktree)
 {
-	char path[TREE_PATH_MAX], value[POINTER_MAX], real[TREE_PATH_MAX];
-	if (join(path, sizeof path, gitdir, "config") < 0)
+	char path[TREE_PATH_MAX], value[GITCONFIG_VALUE_MAX] = "", real[TREE_PATH_MAX];
+	if (tree_join(path, sizeof path, gitdir, "config") < 0)
 		return 0;
 	char *text = malloc(CONFIG_MAX);
 	if (!text)
 		return -ENOMEM;
-	bool found = read_small(path, text, CONFIG_MAX) > 0 && hooks_path(text, value, sizeof value);
+	ssize_t n = tree_read_small(path, text, CONFIG_MAX);
+	if (n > 0)
+		gitconfig_each(text, (size_t)n, last_hooks_path, value);
 	free(text);
-	if (!found || value[0] == '~')
+	if (!value[0] || value[0] == '~')
 		return 0;
 	if (value[0] == '/')
 		return protect_target(t, value);
-	return join(real, sizeof real, worktree, value) < 0 ? 0 : protect_target(t, real);
+	return tree_join(real, sizeof real, worktree, value) < 0 ? 0 : protect_target(t, real);
 }
 
 /* ---- one git directory ---- */
@@ -170,13 +133,13 @@ static int lock_config(struct vj_tree *t, const char *gitdir)
 	if (!err)
 		err = tree_pin_parents(t, gitdir, len);
 	for (size_t i = 0; i < sizeof LOCKED_DIRS / sizeof *LOCKED_DIRS && !err; i++)
-		if (join(path, sizeof path, gitdir, LOCKED_DIRS[i]) > 0)
+		if (tree_join(path, sizeof path, gitdir, LOCKED_DIRS[i]) > 0)
 			err = protect_target(t, path);
 	for (size_t i = 0; i < sizeof LOCKED_FILES / sizeof *LOCKED_FILES && !err; i++)
-		if (join(path, sizeof path, gitdir, LOCKED_FILES[i]) > 0)
+		if (tree_join(path, sizeof path, gitdir, LOCKED_FILES[i]) > 0)
 			err = protect_target(t, path);
 	watch(t, gitdir);
-	if (join(path, sizeof path, gitdir, "objects/info") > 0)
+	if (tree_join(path, sizeof path, gitdir, "objects/info") > 0)
 		watch(t, path);
 	return err;
 }
@@ -193,7 +156,7 @@ static int lock_below(struct vj_tree *t, const char *dir, int depth, unsigned *b
 	if (!d)
 		return 0;
 	for (struct dirent *e; !err && (e = readdir(d));) {
-		if (!strcmp(e->d_name, ".") || !strcmp(e->d_name, "..") || join(path, sizeof path, dir, e->d_name) < 0 ||
+		if (!strcmp(e->d_name, ".") || !strcmp(e->d_name, "..") || tree_join(path, sizeof path, dir, e->d_name) < 0 ||
 		    tree_stat(path, &o) != 0 || !S_ISDIR(o.mode))
 			continue;
 		if ((*budget)-- == 0) {
@@ -201,10 +164,10 @@ static int lock_below(struct vj_tree *t, const char *dir, int depth, unsigned *b
 			tree_incomplete(t, "more git modules and worktrees than can be protected");
 			break;
 		}
-		bool repository = join(head, sizeof head, path, "HEAD") > 0 && tree_stat(head, &o) == 0;
+		bool repository = tree_join(head, sizeof head, path, "HEAD") > 0 && tree_stat(head, &o) == 0;
 		if (repository)
 			err = lock_config(t, path);
-		if (!err && repository && join(head, sizeof head, path, "modules") > 0 && depth > 0)
+		if (!err && repository && tree_join(head, sizeof head, path, "modules") > 0 && depth > 0)
 			err = lock_below(t, head, depth - 1, budget);
 		else if (!err && !repository && depth > 0)
 			err = lock_below(t, path, depth - 1, budget);
@@ -223,29 +186,29 @@ static int lock_gitdir(struct vj_tree *t, const char *gitdir, const char *worktr
 		err = tree_stat(gitdir, &o) ? 0 : tree_protect(t, gitdir, strlen(gitdir), 0, &o);
 	} else {
 		err = lock_config(t, gitdir);
-		if (!err && join(path, sizeof path, gitdir, "modules") > 0)
+		if (!err && tree_join(path, sizeof path, gitdir, "modules") > 0)
 			err = lock_below(t, path, MODULES_DEPTH, &budget);
-		if (!err && join(path, sizeof path, gitdir, "worktrees") > 0)
+		if (!err && tree_join(path, sizeof path, gitdir, "worktrees") > 0)
 			err = lock_below(t, path, 0, &budget);
 	}
-	if (!err && join(path, sizeof path, gitdir, "hooks") > 0)
+	if (!err && tree_join(path, sizeof path, gitdir, "hooks") > 0)
 		err = protect_target(t, path); /* a symlink out of the git directory */
 	return err ? err : protect_hooks_path(t, gitdir, worktree);
 }
 
 /* `gitdir: PATH` of a worktree's or submodule's pointer file, or the line of a `commondir` file: where it leads. */
-static bool read_pointer(const char *file, const char *prefix, const char *base, char *out, size_t cap)
+bool tree_read_pointer(const char *file, const char *prefix, const char *base, char *out, size_t cap)
 {
 	char text[POINTER_MAX], path[TREE_PATH_MAX];
 	struct tree_object o;
-	ssize_t n = read_small(file, text, sizeof text);
+	ssize_t n = tree_read_small(file, text, sizeof text);
 	size_t skip = strlen(prefix);
 	if (n <= (ssize_t)skip || strncmp(text, prefix, skip) != 0)
 		return false;
 	text[strcspn(text, "\n\r")] = 0;
 	const char *target = text + skip;
 	if (target[0] != '/') {
-		if (join(path, sizeof path, base, target) < 0)
+		if (tree_join(path, sizeof path, base, target) < 0)
 			return false;
 		target = path;
 	}
@@ -256,11 +219,11 @@ static int lock_pointer(struct vj_tree *t, const char *file, const char *worktre
 {
 	char gitdir[TREE_PATH_MAX], path[TREE_PATH_MAX], common[TREE_PATH_MAX];
 	int err = protect_path(t, file);
-	if (err || !read_pointer(file, "gitdir: ", worktree, gitdir, sizeof gitdir))
+	if (err || !tree_read_pointer(file, "gitdir: ", worktree, gitdir, sizeof gitdir))
 		return err;
 	err = lock_gitdir(t, gitdir, worktree);
-	if (!err && join(path, sizeof path, gitdir, "commondir") > 0 &&
-	    read_pointer(path, "", gitdir, common, sizeof common))
+	if (!err && tree_join(path, sizeof path, gitdir, "commondir") > 0 &&
+	    tree_read_pointer(path, "", gitdir, common, sizeof common))
 		err = lock_gitdir(t, common, worktree);
 	return err;
 }

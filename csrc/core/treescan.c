@@ -710,6 +710,8 @@ int tree_scan_all(struct vj_tree *t)
 	if (!t->scanned) {
 		snprintf(policy, sizeof policy, "%s/vectora.toml", t->workspace_len == 1 ? "" : t->workspace);
 		t->policy_existed = tree_stat(policy, &o) == 0;
+		if (!err)
+			err = tree_audit_baseline(t);
 	}
 	t->scanned = true;
 	t->ms = (double)(tree_now_ns() - started) / 1e6;

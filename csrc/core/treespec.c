@@ -176,6 +176,8 @@ static int finish(struct vj_tree *t)
 			if (i != k && in && (a->len > b->len || i > k))
 				t->roots[i].top = false;
 		}
+	if (t->audit && tree_root_of(t, t->audit, strlen(t->audit)))
+		return -EINVAL; /* the agent could take back what was moved there */
 	struct tree_name *more = realloc(t->names, (t->nnames + 1) * sizeof *more);
 	if (!more)
 		return -ENOMEM;
@@ -243,6 +245,7 @@ void vj_tree_free(struct vj_tree *t)
 	tree_list_free(&t->appeared);
 	tree_list_free(&t->hazards);
 	tree_git_free(t);
+	tree_audit_free(t);
 	gi_free(t->rules);
 	if (t->mntns_fd >= 0)
 		close(t->mntns_fd);

@@ -280,13 +280,20 @@ static int look_again(struct vj_tree *t, const struct tree_touch *touch)
 	return tree_look(t, d, touch->name, touch->len);
 }
 
+/* Which repositories the next audit looks at: that of this directory, or all when it belongs to none by its path (the
+ * git directory that a pointer file names). */
 static void audit_again(struct vj_tree *t, const struct vj_dir *d)
 {
 	char path[TREE_PATH_MAX];
+	bool one = false;
 	ssize_t n = tree_dir_path(d, path, sizeof path);
 	for (size_t i = 0; n > 0 && i < t->ngits; i++)
-		if (strncmp(t->gits[i].path, path, strlen(t->gits[i].path)) == 0)
+		if (strncmp(t->gits[i].path, path, strlen(t->gits[i].path)) == 0) {
 			t->gits[i].audited = false;
+			one = true;
+		}
+	for (size_t i = 0; !one && i < t->ngits; i++)
+		t->gits[i].audited = false;
 }
 
 static int handle(struct vj_tree *t, struct tree_touch *batch, size_t n)

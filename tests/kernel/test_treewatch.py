@@ -79,8 +79,9 @@ out = out[:50000]
         """Exit status and output of a command inside."""
         code = f"""
 import subprocess
-r = subprocess.run({list(command)!r}, cwd={str(self.ws / cwd)!r}, stdin=subprocess.DEVNULL, capture_output=True,
-    text=True, timeout=20, env=dict(PATH='/usr/bin:/bin', HOME='/scratch', GIT_AUTHOR_NAME='t', GIT_COMMITTER_NAME='t',
+r = subprocess.run({list(command)!r}, cwd={str(self.ws / cwd)!r}, stdin=subprocess.DEVNULL,
+    capture_output=True, text=True, timeout=20,
+    env=dict(PATH='/usr/bin:/bin', HOME='/scratch', GIT_AUTHOR_NAME='t', GIT_COMMITTER_NAME='t',
     GIT_AUTHOR_EMAIL='t@t', GIT_COMMITTER_EMAIL='t@t', GIT_EDITOR='true', GIT_SEQUENCE_EDITOR='true'))
 out = (r.returncode, (r.stdout + r.stderr)[-2000:])
 """
@@ -181,7 +182,7 @@ def test_running_call_is_covered_within_50_ms(watched, ws):
 
 
 def test_what_appears_is_masked_before_the_next_call(watched, ws):
-    """Assert that new files, directories, links, leavings and hard links of secrets are hidden by the next sync."""
+    """Assert that new files, directories, links, leavings and hard links are hidden by the next sync."""
     (ws / "base").write_text("SECRET hard")
     jail = watched(ws, ".env", "*.pem", "**/.ssh/**")
     (ws / "d/e/.ssh").mkdir(parents=True)
@@ -207,7 +208,7 @@ def test_what_appears_is_masked_before_the_next_call(watched, ws):
 
 
 def test_a_moved_parent_does_not_show(watched, ws):
-    """Assert that an anchored mask keeps hiding its object after the agent has renamed the directory above."""
+    """Assert that an anchored mask hides its object also after the agent renamed the directory above."""
     (ws / "conf").mkdir()
     (ws / "conf" / "key").write_text("SECRET")
     jail = watched(ws, "/conf/key")
@@ -223,7 +224,7 @@ def test_a_moved_parent_does_not_show(watched, ws):
 
 
 def test_an_agents_symlink_does_not_move_the_cover(watched, ws):
-    """Assert that a directory swapped for a symlink neither opens the secret nor covers what the link names."""
+    """Assert that a directory swapped for a symlink neither opens the secret nor covers its target."""
     (ws / "d").mkdir()
     (ws / "d" / "env").write_text("SECRET")
     jail = watched(ws, "env")
@@ -257,7 +258,7 @@ def test_git_stays_where_it_is(watched, repository, level):
 
 
 def test_config_level_lets_the_agent_commit(watched, repository):
-    """Assert that add, commit, branch, stash, rebase, gc and worktree list work where only config is locked."""
+    """Assert that add, commit, branch, stash, rebase, gc and worktree list work at the config level."""
     jail = watched(repository, ".env", "sec", git=CONFIG)
     (repository / "a.txt").write_text("more\n")
     for command in (
@@ -284,7 +285,7 @@ def test_config_level_lets_the_agent_commit(watched, repository):
 
 
 def test_policy_file_is_protected_also_when_it_appears(watched, ws):
-    """Assert that vectora.toml cannot be written inside, also after the host replaced it, and a planted one is told."""
+    """Assert that vectora.toml cannot be written inside, also when the host replaces it; a planted one is told."""
     jail = watched(ws)
     assert jail.report()["planted"] == []
     assert jail.writes("vectora.toml", "[sandbox]\n") is True
@@ -327,7 +328,7 @@ def test_a_new_jail_remembers_what_was_covered(jail, watched, ws):
 
 def test_storm(watched, ws):
     """Assert that after each of many random host edits the next call sees no secret at all."""
-    generator = random.Random(7)  # noqa: S311 - a reproducible storm
+    generator = random.Random(7)
     (ws / "d").mkdir()
     (ws / "sec").mkdir()
     jail = watched(ws, ".env", "sec", "*.pem")
