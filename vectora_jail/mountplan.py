@@ -255,13 +255,13 @@ def _grants(layout: _Layout, facts: HostFacts, view: View) -> None:
     # A worktree's common directory must take its commits; what runs code on the host is locked in it by the
     # watch, which finds it over the pointer file. A repository above has no such pointer and stays read-only.
     commits = "rw" if view.git != "read-only" and view.level != "read-only" else "ro"
-    above = "rw" if view.git == "off" and view.level != "read-only" else "ro"
+    parent = "rw" if view.git == "off" and view.level != "read-only" else "ro"
     if not view.full:
         for fact in facts.repository:
             if fact.exists:
                 layout.bind(commits, fact, "repository")
         if facts.parent_repository is not None and facts.parent_repository.exists:
-            layout.bind(above, facts.parent_repository, "repository")
+            layout.bind(parent, facts.parent_repository, "repository")
     for fact in facts.ro:
         if fact.exists:
             layout.bind("ro", fact, "grant")

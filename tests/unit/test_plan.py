@@ -82,7 +82,8 @@ def test_root_sees_less_of_proc():
 
 def test_tree_specification():
     """Assert what the watch is told: grants, masks with the floor, secrets that show, protections, git."""
-    policy = Policy(mask=("!.env.example", "*.key"), ceiling=Ceiling(mask_floor=(".env",)), protect=("conf",))
+    ceiling = Ceiling(mask_floor=(".env",), outside_paths=("/srv/x",))
+    policy = Policy(mask=("!.env.example", "*.key"), ceiling=ceiling, protect=("conf",))
     facts = host(
         workspace=path(HOME), rw=(path(HOME),), ro=(path(b"/srv/x"),), protect=(path(HOME + b"/conf"),)
     )
