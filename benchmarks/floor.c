@@ -4,6 +4,7 @@
  *
  * floor   vfork + execve + wait4 in the caller, two pipes read to their end
  * worker  the same two pipes passed to a running worker (no jail around it), one message each way
+ * reply   no pipes: the worker makes them and puts the output into its reply
  * crowd   the same as worker, but that worker has 64 idle lanes and ten sleeping commands
  * ping    one message each way that starts nothing
  */
@@ -149,6 +150,19 @@ static void run_worker(const char *program)
 	drain(e[0]);
 }
 
+static void run_reply(const char *program)
+{
+	static uint8_t m[512];
+	uint8_t *p = m;
+	sock = alone;
+	*p++ = 0x84;
+	p += put(p, "op"), p += put(p, "exec"), p += put(p, "id"), *p++ = 2;
+	p += put(p, "cap"), *p++ = 0xcd, *p++ = 0x40, *p++ = 0;
+	p += put(p, "command"), *p++ = 0x91, p += put(p, program);
+	send_message(m, (size_t)(p - m), NULL, 0);
+	reply();
+}
+
 static void run_alone(const char *program)
 {
 	sock = alone;
@@ -211,7 +225,7 @@ int main(int argc, char **argv)
 	static const struct {
 		const char *name;
 		void (*run)(const char *);
-	} kinds[] = {{"floor", run_floor}, {"worker", run_alone}, {"crowd", run_crowded}, {"ping", run_ping}};
+	} kinds[] = {{"floor", run_floor}, {"worker", run_alone}, {"reply", run_reply}, {"crowd", run_crowded}, {"ping", run_ping}};
 	enum { KINDS = sizeof kinds / sizeof kinds[0] };
 	if (argc < 4) {
 		fprintf(stderr, "usage: floor WORKER ROUNDS PROGRAM...\n");

@@ -16,6 +16,7 @@
 #include <unistd.h>
 
 #define WINDOW (1024u * 1024)           /* bytes one side may be ahead of the other */
+#define PACKET_CAP (24u * 1024)         /* what two streams may put into one message */
 #define CHUNK (64u * 1024)              /* one output event */
 
 struct chan {
@@ -74,7 +75,7 @@ static struct chan *chan_new(const struct lane *l, const struct request *q)
 }
 
 /* The three descriptors of the command and our ends of them. */
-static int make_pipes(struct chan *c, const struct request *q, enum job_kind kind, int *fds)
+static int make_pipes(struct chan *c, const struct lane *l, const struct request *q, enum job_kind kind, int *fds)
 {
 	int in[2] = {-1, -1}, out[2] = {-1, -1}, err[2] = {-1, -1}, e = 0;
 
@@ -85,7 +86,8 @@ static int make_pipes(struct chan *c, const struct request *q, enum job_kind kin
 	    (q->merge && (err[1] = fcntl(out[1], F_DUPFD_CLOEXEC, 4)) < 0))
 		e = -errno;
 	if (!e && c->collect)
-		e = kept_open(&c->kept, q->merge ? 1 : 2, q->cap);
+		e = kept_open(&c->kept, q->merge ? 1 : 2,
+			      l->kind == LANE_PACKET && q->cap > PACKET_CAP ? PACKET_CAP : q->cap);
 	if (!e)
 		e = nonblocking(out[0]);
 	if (!e && !q->merge)
@@ -115,7 +117,7 @@ int chan_open(struct lane *l, const struct request *q, enum job_kind kind, int *
 	struct chan *c = chan_new(l, q);
 	if (!c)
 		return -EAGAIN;
-	int e = make_pipes(c, q, kind, fds);
+	int e = make_pipes(c, l, q, kind, fds);
 	if (e)
 		release(c);
 	*out = c;

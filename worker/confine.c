@@ -27,6 +27,10 @@ void wall_own_proc(void)
 {
 	worker.io_fd = open("/proc/self/io", O_RDONLY | O_CLOEXEC);
 	worker.oom_fd = open("/proc/self/oom_score_adj", O_RDWR | O_CLOEXEC);
+	if (worker.oom_fd >= 0) {
+		ssize_t n = read(worker.oom_fd, worker.oom_score, sizeof worker.oom_score);
+		worker.oom_len = n > 0 ? (uint32_t)n : 0;
+	}
 }
 
 /* Tags hold because nothing inside may raise a hard limit, and the worker cannot be read by a capable tracer. */

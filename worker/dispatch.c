@@ -104,10 +104,12 @@ static int start(struct lane *l, struct message *m, const struct request *q, enu
 
 	if (!next)
 		return -ENOMEM;
-	e = m->nfds && (kind == JOB_TERMINAL || l->kind != LANE_PACKET) ? -EBADF : 0;
+	/* A caller with descriptors that wants little output may leave them out and take it from the reply. */
+	const bool own = l->kind != LANE_PACKET || (kind == JOB_EXEC && !m->nfds && q->cap);
+	e = m->nfds && (kind == JOB_TERMINAL || own) ? -EBADF : 0;
 	if (!e && kind == JOB_TERMINAL)
 		e = terminal_open((unsigned)q->rows, (unsigned)q->cols, &master, &slave, &pts);
-	if (!e && l->kind != LANE_PACKET) {
+	if (!e && own) {
 		e = kind == JOB_TERMINAL ? chan_terminal(l, q, master, &chan)
 					 : chan_open(l, q, kind, m->fds, &chan);
 		if (e)

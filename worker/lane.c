@@ -59,6 +59,8 @@ void lane_drop(struct lane *l)
 	if (l->main)
 		worker_exit(0);
 	l->open = false;
+	/* A half-born command may hold a copy of the socket for a moment longer. */
+	raw2(SYS_shutdown, l->src.fd, SHUT_RDWR);
 	source_close(&l->src);
 	job_cancel_lane(lane_ref(l));
 	forward_drop(lane_ref(l));

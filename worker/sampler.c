@@ -35,8 +35,9 @@ static struct {
 	uint64_t memory, written;     /* of this round */
 	uint64_t memfd_memory;        /* of the last round that looked at descriptors */
 	uint64_t memfd_now;
-	uint64_t reaped_base;         /* written by children that had ended when the commands began */
-	uint64_t blocks_base, block;  /* of the file system of the workspace */
+	bool rebase;                  /* a command began while no other ran */
+	uint64_t reaped_base, reaped; /* written by children that have ended: when it began, and at the last look */
+	uint64_t blocks_base;         /* of the file system of the workspace, at the first look after it began */
 	unsigned nseen;
 	ino_t seen[MEMFDS_MAX];
 } s;
@@ -151,8 +152,7 @@ static uint64_t blocks_used(void)
 	struct statfs fs;
 	if (statfs(".", &fs) < 0 || fs.f_blocks < fs.f_bfree)
 		return 0;
-	s.block = (uint64_t)fs.f_bsize;
-	return (uint64_t)(fs.f_blocks - fs.f_bfree) * s.block;
+	return (uint64_t)(fs.f_blocks - fs.f_bfree) * (uint64_t)fs.f_bsize;
 }
 
 static uint64_t tmpfs_used(void)
@@ -230,8 +230,14 @@ static void judge(void)
 	if (worker.limit_pids && s.nprocs > worker.limit_pids)
 		breach(PIDS, worker.limit_pids, s.nprocs);
 	if (worker.limit_disk) {
-		uint64_t reaped = own_written(), used = blocks_used();
-		uint64_t sum = s.written + (reaped > s.reaped_base ? reaped - s.reaped_base : 0);
+		uint64_t used = blocks_used();
+		if (s.rebase) {
+			s.reaped_base = s.reaped;
+			s.blocks_base = used;
+			s.rebase = false;
+		}
+		s.reaped = own_written();
+		uint64_t sum = s.written + (s.reaped > s.reaped_base ? s.reaped - s.reaped_base : 0);
 		uint64_t grown = used > s.blocks_base ? used - s.blocks_base : 0;
 		/* Children of a parent that ignores SIGCHLD are added to nobody; the file system knows, but it knows
 		 * the host's writers as well, so it decides only far above the limit. */
@@ -282,16 +288,19 @@ static void look_at(pid_t pid, uint64_t tag)
 
 void sampler_start(uint64_t now)
 {
-	if (s.busy || !(worker.limit_memory || worker.limit_pids || worker.limit_disk))
+	int running = 0;
+
+	if (!(worker.limit_memory || worker.limit_pids || worker.limit_disk))
+		return;
+	for (int i = 0; i < jobs_active() && running < 2; i++)
+		running += jobs_active_at(i)->state == JOB_RUNNING;
+	s.rebase |= running == 1; /* the bytes of the calls before it are not its own */
+	if (s.busy)
 		return;
 	if (!s.opened && scan_open(&s.scan) < 0)
 		return;
 	s.opened = s.busy = true;
 	s.walking = false;
-	if (worker.limit_disk) {
-		s.reaped_base = own_written();
-		s.blocks_base = blocks_used();
-	}
 	s.next_ns = now + INTERVAL_MIN;
 	loop_wake_at(s.next_ns);
 }
@@ -306,6 +315,8 @@ void sampler_timers(uint64_t now)
 		return;
 	if (!jobs_active()) {
 		s.busy = s.walking = false;
+		if (worker.limit_disk)
+			s.reaped = own_written();
 		return;
 	}
 	if (!s.walking && s.next_ns > now) {
@@ -321,6 +332,9 @@ void sampler_timers(uint64_t now)
 		loop_wake_at(1);
 		return;
 	}
+	/* In a jail of uid 0 a command can write this for a half-born one, which shares it with the worker. */
+	if (worker.oom_len)
+		raw4(SYS_pwrite64, worker.oom_fd, worker.oom_score, worker.oom_len, 0);
 	s.walking = false;
 	if (s.memfds)
 		s.memfd_memory = s.memfd_now;

@@ -331,6 +331,8 @@ struct worker_state {
 	int scope_fd;          /* Landlock ruleset that each command enters, or -1 */
 	int io_fd, oom_fd;     /* /proc/self files that a non-dumpable process cannot open */
 	int null_fd;
+	char oom_score[8]; /* as it was at hello */
+	uint32_t oom_len;
 	uint64_t lease_ns, lease_end; /* CLOCK_BOOTTIME */
 	struct vj_limit cmd_limits[16];
 	int ncmd_limits;

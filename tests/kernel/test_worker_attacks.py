@@ -95,6 +95,21 @@ def test_the_worker_cannot_be_killed_or_read(jailed: Worker) -> None:
     assert "error" not in jailed.call("ping")
 
 
+def test_without_a_pid_namespace_commands_cannot_signal_the_worker(binary: Path) -> None:
+    """Assert that a command in its own Landlock scope cannot end the worker, which still ends it."""
+    worker = Worker(binary, hello=HELLO | {"cmd_scope": 2})
+    if worker.hello["landlock_abi"] < 6:
+        worker.close()
+        pytest.skip("Landlock here has no scopes")
+    script = f"kill -9 {worker.process.pid}; echo $?; setsid sleep 100 & kill -0 $! && echo own"
+    reply, output = worker.output(["sh", "-c", script])
+    assert output.split()[-2:] == [b"1", b"own"]
+    assert reply["exit_code"] == 0
+    assert "error" not in worker.call("ping")
+    assert gone(worker)
+    worker.close()
+
+
 def test_a_forged_tag_is_killed_and_reported(worker: Worker) -> None:
     """Assert that a process that lowers its tag to a number that no call has is ended and named."""
     script = (

@@ -205,6 +205,15 @@ def test_a_script_is_descriptor_three(worker: Worker) -> None:
     assert reply["exit_code"] == 9
 
 
+def test_little_output_in_the_reply(worker: Worker) -> None:
+    """Assert that with a cap and no descriptors the reply carries the output, bounded, in one message."""
+    script = "echo out; head -c 100000 /dev/zero >&2; exit 3"
+    reply = worker.call("exec", command=["sh", "-c", script], cap=1 << 20)
+    assert (reply["exit_code"], reply["stdout"], reply["dropped_stdout"]) == (3, b"out\n", 0)
+    assert len(reply["stderr"]) + reply["dropped_stderr"] == 100_000
+    assert len(pack(reply)) < 65_536
+
+
 # ---- the end of a call ----
 
 
