@@ -11,7 +11,12 @@ def ids(path: str) -> dict[str, str]:
     table = {}
     for line in Path(path).read_text(encoding="utf-8").splitlines():
         name, _, mark = line.partition("\t")
-        table[name.replace("[root]", "[]").replace("[user]", "[]").replace("[root-", "[-").replace("[user-", "[-")] = mark
+        table[
+            name.replace("[root]", "[]")
+            .replace("[user]", "[]")
+            .replace("[root-", "[-")
+            .replace("[user-", "[-")
+        ] = mark
     return table
 
 
@@ -22,7 +27,9 @@ def main(root: str, user: str) -> int:
     wrong += [f"only as user: {name}" for name in as_user if name not in as_root and as_user[name] != "user"]
     for line in wrong:
         print(line)
-    print(f"{len(as_root)} tests as root, {len(as_user)} as an ordinary user, {len(wrong)} differ without a mark")
+    print(
+        f"{len(as_root)} tests as root, {len(as_user)} as an ordinary user, {len(wrong)} differ without a mark"
+    )
     return 1 if wrong or not as_root or not as_user else 0
 
 

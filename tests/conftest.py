@@ -14,7 +14,9 @@ SKIPS = Path(__file__).parent / "skips.txt"
 
 def pytest_addoption(parser):
     parser.addoption("--identity", choices=("root", "user"), default="root" if os.geteuid() == 0 else "user")
-    parser.addoption("--ids", default="", help="write the ids of the tests that ran, with their identity marks")
+    parser.addoption(
+        "--ids", default="", help="write the ids of the tests that ran, with their identity marks"
+    )
 
 
 def _of_jail(path) -> bool:
@@ -79,7 +81,17 @@ def git_ws(ws):
     (ws / "src" / "app.py").write_text("print('hello')\n")
     (ws / ".env").write_text("TOKEN=top-secret\n")
     (ws / ".gitignore").write_text(".env\n")
-    git = ["git", "-C", str(ws), "-c", "user.name=t", "-c", "user.email=t@localhost", "-c", "init.defaultBranch=main"]
+    git = [
+        "git",
+        "-C",
+        str(ws),
+        "-c",
+        "user.name=t",
+        "-c",
+        "user.email=t@localhost",
+        "-c",
+        "init.defaultBranch=main",
+    ]
     for arguments in (["init", "-q"], ["add", "."], ["commit", "-qm", "first"]):
         subprocess.run([*git, *arguments], check=True, capture_output=True, timeout=30)
     return ws

@@ -50,10 +50,15 @@ def ask(workspace: str, policy: Policy, args: Any) -> list[Answer]:
         plan = jail.plan
         assert plan is not None  # noqa: S101 — the jail has been started
         for path in args.read:
-            done = jail.exec(["/bin/sh", "-c", 'exec 3<"$1" && { [ -d "$1" ] || head -c1 <&3 >/dev/null; }', "sh", path])
+            done = jail.exec(
+                ["/bin/sh", "-c", 'exec 3<"$1" && { [ -d "$1" ] || head -c1 <&3 >/dev/null; }', "sh", path]
+            )
             answers.append(_path_answer(plan, "read", path, done))
         for path in args.write:
-            script = 'if [ -d "$1" ]; then [ -w "$1" ]; elif [ -e "$1" ]; then : >>"$1"; else d=$(dirname "$1"); [ -w "$d" ]; fi'
+            script = (
+                'if [ -d "$1" ]; then [ -w "$1" ]; elif [ -e "$1" ]; then : >>"$1"; '
+                'else [ -w "$(dirname "$1")" ]; fi'
+            )
             done = jail.exec(["/bin/sh", "-c", script, "sh", path])
             answers.append(_path_answer(plan, "write", path, done))
         for target in args.connect:
@@ -61,9 +66,10 @@ def ask(workspace: str, policy: Policy, args: Any) -> list[Answer]:
             code = "import socket,sys; socket.create_connection((sys.argv[1], int(sys.argv[2])), 5).close()"
             done = jail.exec(["python3", "-c", code, host or target, port if host else "443"])
             state = "allowed" if done.ok else "denied"
-            answers.append(Answer(done.ok, f"connect {target}: {state} — network mode is {plan.network_mode!r}"))
-        for name in args.syscall:
-            answers.append(_syscall_answer(jail, plan, name))
+            answers.append(
+                Answer(done.ok, f"connect {target}: {state} — network mode is {plan.network_mode!r}")
+            )
+        answers += [_syscall_answer(jail, plan, name) for name in args.syscall]
     return answers
 
 

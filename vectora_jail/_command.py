@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import errno
 import os
-from typing import TYPE_CHECKING, Any, Union
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from .wire import ARG_STRLEN_MAX
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    Command = Union[str, Sequence[Union[str, bytes, "os.PathLike[str]", "os.PathLike[bytes]"]]]
-    Path = Union[str, bytes, "os.PathLike[str]", "os.PathLike[bytes]"]
-    Environment = Mapping[str, Union[str, None]]
+    Path: TypeAlias = str | bytes | os.PathLike[str] | os.PathLike[bytes]
+    Command: TypeAlias = str | Sequence[Path]
+    Environment: TypeAlias = Mapping[str, str | None]
 
 SHELL = b"/bin/sh"
 
@@ -43,11 +43,13 @@ def _argument(value: object, index: int) -> bytes:
         msg = f"command[{index}] holds a NUL byte"
         raise ValueError(msg)
     if len(raw) >= ARG_STRLEN_MAX:
-        raise OSError(errno.E2BIG, f"command[{index}] has {len(raw)} bytes; one argument holds {ARG_STRLEN_MAX - 1}")
+        raise OSError(
+            errno.E2BIG, f"command[{index}] has {len(raw)} bytes; one argument holds {ARG_STRLEN_MAX - 1}"
+        )
     return raw
 
 
-def command_fields(command: Command) -> tuple[list[bytes], bytes | None]:
+def command_fields(command: Any) -> tuple[list[bytes], bytes | None]:
     """Return argv, and the script's text when a command string is too long for one argument.
 
     A string is run by `/bin/sh -c` exactly as written; beyond 128 KiB `sh` reads it from a descriptor.
@@ -73,7 +75,7 @@ def command_fields(command: Command) -> tuple[list[bytes], bytes | None]:
     return argv, None
 
 
-def environment_list(base: Iterable[bytes], changes: Environment) -> list[bytes]:
+def environment_list(base: Iterable[bytes], changes: Mapping[Any, Any]) -> list[bytes]:
     """Return the whole environment of one call: the jail's own with the caller's changes (None removes a name).
 
     Raises:
@@ -81,7 +83,9 @@ def environment_list(base: Iterable[bytes], changes: Environment) -> list[bytes]
     """
     merged: dict[bytes, bytes] = dict(item.partition(b"=")[::2] for item in base)
     for name, value in changes.items():
-        if not isinstance(name, (str, bytes)) or not (value is None or isinstance(value, (str, bytes, os.PathLike))):
+        if not isinstance(name, (str, bytes)) or not (
+            value is None or isinstance(value, (str, bytes, os.PathLike))
+        ):
             msg = f"env[{name!r}] must map a name to text or None"
             raise TypeError(msg)
         key = os.fsencode(name)

@@ -81,7 +81,13 @@ def violations_of(reply: dict[str, Any]) -> tuple[Violation, ...]:
         what = wire.text(item, "what")
         kind = wire.text(item, "kind")
         limited = "limit" in item
-        hint = {"memory": "memory_mb", "pids": "pids", "disk": "disk_mb", "cpu": "cpu_s", "wall": "wall_s"}.get(what)
+        hint = {
+            "memory": "memory_mb",
+            "pids": "pids",
+            "disk": "disk_mb",
+            "cpu": "cpu_s",
+            "wall": "wall_s",
+        }.get(what)
         out.append(
             Violation(
                 kind,
@@ -110,7 +116,9 @@ def result_of(reply: dict[str, Any], argv: list[bytes], cwd: bytes) -> ExecResul
             raise OSError(exec_errno, "the arguments and the environment are larger than the kernel takes")
         if exec_errno in (errno.EAGAIN, errno.ENOMEM, errno.EMFILE):
             raise OSError(exec_errno, f"the jail cannot start another command: {os.strerror(exec_errno)}")
-        stderr = f"vectora-jail: {describe(argv)}: {os.strerror(exec_errno)}\n".encode("utf-8", "surrogateescape")
+        stderr = f"vectora-jail: {describe(argv)}: {os.strerror(exec_errno)}\n".encode(
+            "utf-8", "surrogateescape"
+        )
     return ExecResult(
         exit_code=wire.integer(reply, "exit_code", 0, 255),
         stderr=stderr,

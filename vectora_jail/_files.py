@@ -171,7 +171,10 @@ class Files:
         count = content.count(before)
         if count == 0 and b"\n" in before and b"\r\n" in content and b"\r\n" not in before:
             # A caller that reads lines does not see the carriage returns of a DOS file.
-            before, after = before.replace(b"\n", b"\r\n"), after.replace(b"\r\n", b"\n").replace(b"\n", b"\r\n")
+            before, after = (
+                before.replace(b"\n", b"\r\n"),
+                after.replace(b"\r\n", b"\n").replace(b"\n", b"\r\n"),
+            )
             count = content.count(before)
         if count == 0 or (count > 1 and not replace_all):
             what = "stands nowhere in" if count == 0 else f"stands {count} times in"
@@ -217,7 +220,12 @@ class Files:
             raise wire.ProtocolError(msg)
         out = []
         for item in raw:
-            if type(item) is not list or len(item) != 2 or type(item[0]) is not bytes or item[1] not in _TYPES:
+            if (
+                type(item) is not list
+                or len(item) != 2
+                or type(item[0]) is not bytes
+                or item[1] not in _TYPES
+            ):
                 msg = "the worker sent a malformed directory entry"
                 raise wire.ProtocolError(msg)
             out.append(DirEntry(os.fsdecode(item[0]), item[1]))

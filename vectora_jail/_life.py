@@ -179,7 +179,9 @@ class JailLife:
             )
         async with self._lock:
             if self._closed:
-                raise WorkerDiedError("the jail is closed", code="closed", outcome="not_started", cause="closed")
+                raise WorkerDiedError(
+                    "the jail is closed", code="closed", outcome="not_started", cause="closed"
+                )
             worker = self.worker
             if worker is not None and not worker.gone() and not self._stale():
                 return worker  # somebody else has started it meanwhile
@@ -270,5 +272,7 @@ def workspace_error(workspace: str, exc: OSError) -> WorkerSpawnError:
         layer="workspace",
         stage="plan",
         errno=exc.errno or 0,
-        hint="create the directory first" if missing else "the backend's user needs read and search permission",
+        hint="create the directory first"
+        if missing
+        else "the backend's user needs read and search permission",
     )

@@ -66,7 +66,9 @@ class Tree:
         size = ffi.new("size_t *")
         _check(function(self._t, buffer, size))
         try:
-            return msgpack.unpackb(bytes(ffi.buffer(buffer[0], size[0])), raw=False, unicode_errors="surrogateescape")
+            return msgpack.unpackb(
+                bytes(ffi.buffer(buffer[0], size[0])), raw=False, unicode_errors="surrogateescape"
+            )
         finally:
             lib.vj_free(buffer[0])
 

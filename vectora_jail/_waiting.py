@@ -33,7 +33,7 @@ class Waiter(Protocol):
         """Whether waiting blocks the thread, so that a call may wait in C at once."""
 
     async def next(self, lane: Lane, timeout: float | None) -> int:
-        """Wait until something happened on the lane (`DONE`, `DATA`, `NEED_INPUT`) or `timeout` s passed (`PENDING`)."""
+        """Wait until something happened on the lane, or `PENDING` after `timeout` seconds."""
 
     async def readable(self, fd: int, timeout: float | None) -> bool:
         """Wait until `fd` is readable; False after `timeout` seconds."""
@@ -54,8 +54,8 @@ class Waiter(Protocol):
 class Lock(Protocol):
     """A lock that is entered with `async with`."""
 
-    async def __aenter__(self) -> None: ...
-    async def __aexit__(self, *exc: object) -> None: ...
+    async def __aenter__(self) -> Any: ...
+    async def __aexit__(self, *exc: Any) -> Any: ...  # noqa: PYI036 — asyncio.Lock fits too
 
 
 def drive(coroutine: Coroutine[Any, Any, T]) -> T:
@@ -96,7 +96,9 @@ class SyncWaiter:
     blocking = True
 
     async def next(self, lane: Lane, timeout: float | None) -> int:
-        return lane.wait(MAX_SLICE_MS if timeout is None else min(MAX_SLICE_MS, max(0, int(timeout * 1000 + 0.999))))
+        return lane.wait(
+            MAX_SLICE_MS if timeout is None else min(MAX_SLICE_MS, max(0, int(timeout * 1000 + 0.999)))
+        )
 
     async def readable(self, fd: int, timeout: float | None) -> bool:
         return _poll(fd, select.POLLIN, timeout)
@@ -108,7 +110,7 @@ class SyncWaiter:
         return function()
 
     async def sleep(self, seconds: float) -> None:
-        time.sleep(seconds)
+        time.sleep(seconds)  # noqa: ASYNC251 — this coroutine never suspends
 
     def lock(self) -> Lock:
         return _ThreadLock()

@@ -34,7 +34,7 @@ def _ceiling(args: argparse.Namespace) -> Ceiling:
 
 
 def _workspace(args: argparse.Namespace) -> str:
-    return os.path.realpath(args.workspace)
+    return str(os.path.realpath(args.workspace))
 
 
 def _changed(policy: Policy, args: argparse.Namespace) -> Policy:
@@ -202,7 +202,8 @@ def _parser() -> argparse.ArgumentParser:
     from . import __version__
 
     parser = argparse.ArgumentParser(
-        prog="vectora-jail", description="Bound what an AI coding agent can touch to a workspace's declared paths."
+        prog="vectora-jail",
+        description="Bound what an AI coding agent can touch to a workspace's declared paths.",
     )
     parser.add_argument("--version", action="version", version=f"vectora-jail {__version__}")
     commands = parser.add_subparsers(dest="what", required=True, metavar="COMMAND")
@@ -213,7 +214,9 @@ def _parser() -> argparse.ArgumentParser:
         return sub
 
     def workspace(sub: argparse.ArgumentParser) -> None:
-        sub.add_argument("-w", "--workspace", default=".", metavar="DIR", help="the workspace (default: here)")
+        sub.add_argument(
+            "-w", "--workspace", default=".", metavar="DIR", help="the workspace (default: here)"
+        )
         sub.add_argument("--ceiling", metavar="FILE", help="consents (default: the user's own ceiling.toml)")
 
     def policy(sub: argparse.ArgumentParser) -> None:

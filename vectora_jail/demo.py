@@ -116,9 +116,12 @@ def _write_outside(side: Side) -> bool:
 
 
 def _network(side: Side) -> bool:
-    return "hello from the host" in side.sh(
-        f"python3 -c \"import socket;print(socket.create_connection(('127.0.0.1',{side.port}),2).recv(99))\" 2>&1"
-    )[1]
+    return (
+        "hello from the host"
+        in side.sh(
+            f"python3 -c \"import socket;print(socket.create_connection(('127.0.0.1',{side.port}),2).recv(99))\" 2>&1"
+        )[1]
+    )
 
 
 def _hook(side: Side) -> bool:
@@ -157,7 +160,9 @@ def _stop_daemon(where: Path) -> None:
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
             try:
-                same = (entry / "cwd").resolve() == where.resolve() and b"alive" in (entry / "cmdline").read_bytes()
+                same = (entry / "cwd").resolve() == where.resolve() and b"alive" in (
+                    entry / "cmdline"
+                ).read_bytes()
             except OSError:
                 continue
             if same:

@@ -96,7 +96,9 @@ def make_report(worker: Worker, life: JailLife) -> JailReport:
     hazards = [Hazard(kind, text) for kind, text in plan.hazards]
     planted = getattr(life.source, "planted", False)
     if planted:
-        hazards.append(Hazard("policy_planted", "vectora.toml appeared while the jail was alive: it is not read"))
+        hazards.append(
+            Hazard("policy_planted", "vectora.toml appeared while the jail was alive: it is not read")
+        )
     hazards += [Hazard("git_redirect", _text(item)) for item in tree.get("planted", [])]
     return JailReport(
         isolation=plan.isolation,

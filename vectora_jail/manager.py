@@ -27,7 +27,11 @@ class _Registry(Generic[J]):
     """The jails of one manager by workspace, and when to end them. Pure bookkeeping under one short lock."""
 
     def __init__(
-        self, ceiling: Ceiling | None, max_workers: int, idle_timeout_s: float | None, options: dict[str, Any] | None
+        self,
+        ceiling: Ceiling | None,
+        max_workers: int,
+        idle_timeout_s: float | None,
+        options: dict[str, Any] | None,
     ) -> None:
         if max_workers < 1:
             msg = f"max_workers must be at least 1, not {max_workers}"
@@ -100,7 +104,9 @@ class _Registry(Generic[J]):
             msg = "the manager is closed"
             raise RuntimeError(msg)
         if self.pid != os.getpid():
-            msg = "this manager belongs to the process that forked: make a JailManager of your own in the child"
+            msg = (
+                "this manager belongs to the process that forked: make a JailManager of your own in the child"
+            )
             raise RuntimeError(msg)
 
     def stats(self) -> dict[str, Any]:
@@ -200,7 +206,9 @@ class JailManager:
     def _start_reaper(self) -> None:
         with self._registry.lock:
             if self._reaper is None:
-                self._reaper = threading.Thread(target=self._reap_forever, name="vectora-jail-reaper", daemon=True)
+                self._reaper = threading.Thread(
+                    target=self._reap_forever, name="vectora-jail-reaper", daemon=True
+                )
                 self._reaper.start()
 
     def _reap_forever(self) -> None:
@@ -246,7 +254,9 @@ class AsyncJailManager:
         idle_timeout_s: float | None = None,
         backend_options: dict[str, Any] | None = None,
     ) -> None:
-        self._registry: _Registry[AsyncJail] = _Registry(ceiling, max_workers, idle_timeout_s, backend_options)
+        self._registry: _Registry[AsyncJail] = _Registry(
+            ceiling, max_workers, idle_timeout_s, backend_options
+        )
         self._waiter = AsyncWaiter()
         self._reaper: Any = None
 

@@ -34,7 +34,9 @@ def _own_answer(plan: JailPlan, walls: dict[str, Any]) -> list[str]:
         if walls.get("seccomp") != 0:
             wrong.append(f"syscall filter: {os.strerror(int(walls.get('seccomp') or 5))}")
         if walls.get("probe_syscall") != 1:
-            wrong.append(f"a denied syscall was answered with {walls.get('probe_syscall')!r} instead of EPERM")
+            wrong.append(
+                f"a denied syscall was answered with {walls.get('probe_syscall')!r} instead of EPERM"
+            )
     if plan.landlock is not None and walls.get("landlock") != 0:
         wrong.append(f"Landlock: {os.strerror(int(walls.get('landlock') or 5))}")
     if walls.get("probe_write") == 0:

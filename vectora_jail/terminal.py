@@ -32,7 +32,7 @@ def shell_of(plan: JailPlan) -> bytes:
     return next((item[6:] for item in plan.env if item.startswith(b"SHELL=")), b"/bin/sh")
 
 
-def check_size(rows: int, cols: int) -> None:
+def check_size(rows: Any, cols: Any) -> None:
     """Raise ValueError unless a terminal can have that size."""
     for name, value in (("rows", rows), ("cols", cols)):
         if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= SIZE_MAX:

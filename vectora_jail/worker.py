@@ -85,7 +85,7 @@ class Worker:
             lane.close()
         else:
             self._idle.append(lane)
-            if self._closed:  # closed between the look and the append
+            if not self.alive:  # closed between the look and the append
                 self._drop_idle()
 
     def _new_lane(self) -> Lane:
@@ -113,7 +113,9 @@ class Worker:
             except OSError as exc:
                 if exc.errno == errno.ETOOMANYREFS:
                     raise DescriptorQuota from None
-                reason = self._died or ("the jail is closed" if self._closed else "the worker closed its channel")
+                reason = self._died or (
+                    "the jail is closed" if self._closed else "the worker closed its channel"
+                )
                 raise ChannelClosed(reason) from None
 
     def _drain_main(self) -> None:
@@ -160,7 +162,9 @@ class Worker:
                 lane = self._lane()
             self.calls.add(number)
             try:
-                return await self._request(waiter, lane, data, [*fds, *([body] if body >= 0 else [])], number, timeout)
+                return await self._request(
+                    waiter, lane, data, [*fds, *([body] if body >= 0 else [])], number, timeout
+                )
             except BaseException:
                 # An answer may still come: a lane that is out of step is never used again.
                 lane.close()

@@ -139,6 +139,8 @@ def test_the_loop_is_not_held_up(ws):
             await jail.exec("head -c 20000000 /dev/zero")
         ticker.cancel()
         assert len(gaps) > 20
-        print(f"longest turn of the loop: {max(gaps) * 1e3:.1f} ms, median {sorted(gaps)[len(gaps) // 2] * 1e6:.0f} us")
+        print(
+            f"longest turn of the loop: {max(gaps) * 1e3:.1f} ms, median {sorted(gaps)[len(gaps) // 2] * 1e6:.0f} us"
+        )
 
     run(main())

@@ -8,7 +8,15 @@ import stat
 
 import pytest
 
-from vectora_jail import EditConflict, Jail, JailManager, Policy, PolicyError, SandboxDisabled, WorkerSpawnError
+from vectora_jail import (
+    EditConflict,
+    Jail,
+    JailManager,
+    Policy,
+    PolicyError,
+    SandboxDisabled,
+    WorkerSpawnError,
+)
 
 pytestmark = pytest.mark.kernel
 

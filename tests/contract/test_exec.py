@@ -61,7 +61,11 @@ def test_command_text_reaches_the_shell_byte_for_byte(jail, text):
 
     outside = subprocess.run(["/bin/sh", "-c", text], capture_output=True, check=False)
     inside = jail.exec(text)
-    assert (inside.exit_code, inside.stdout, inside.stderr) == (outside.returncode, outside.stdout, outside.stderr)
+    assert (inside.exit_code, inside.stdout, inside.stderr) == (
+        outside.returncode,
+        outside.stdout,
+        outside.stderr,
+    )
 
 
 def test_command_string_longer_than_an_argument(jail):
@@ -81,7 +85,10 @@ def test_partial_output_is_kept_at_a_timeout(jail):
 
 def test_a_daemon_does_not_outlive_its_call(jail):
     """Assert that setsid, double fork and ignored signals do not save a process from the end of its call (BC-17)."""
-    jail.exec("setsid sh -c 'trap \"\" TERM HUP INT; sleep 600' >/dev/null 2>&1 & (setsid sleep 601 &) ; sleep 60", timeout=0.5)
+    jail.exec(
+        "setsid sh -c 'trap \"\" TERM HUP INT; sleep 600' >/dev/null 2>&1 & (setsid sleep 601 &) ; sleep 60",
+        timeout=0.5,
+    )
     assert "sleep" not in jail.exec("ps -eo args").stdout_text
 
 

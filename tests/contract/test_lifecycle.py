@@ -162,7 +162,13 @@ def test_manager_shares_one_worker(ws):
     with JailManager() as jails:
         seen = []
         threads = [
-            threading.Thread(target=lambda: seen.append(jails.get(ws, Policy()).exec("cat /proc/sys/kernel/random/boot_id; readlink /proc/self/ns/pid").stdout))
+            threading.Thread(
+                target=lambda: seen.append(
+                    jails.get(ws, Policy())
+                    .exec("cat /proc/sys/kernel/random/boot_id; readlink /proc/self/ns/pid")
+                    .stdout
+                )
+            )
             for _ in range(8)
         ]
         for thread in threads:
@@ -244,6 +250,7 @@ def test_repeated_deaths_give_up(ws, open_jail):
 
 def test_no_descriptor_leaks_over_jails(ws):
     """Assert that opening and closing jails, also killed ones, leaves no descriptor or thread behind (BC-63)."""
+
     def count():
         return len(os.listdir("/proc/self/fd"))
 

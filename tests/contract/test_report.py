@@ -29,7 +29,9 @@ def test_all_walls_are_on(jail):
 def test_the_kernel_says_the_same(jail):
     """Assert that namespaces, capabilities, no_new_privs and the filter are what the report says."""
     pid = jail.report.pid
-    status = dict(line.split(":\t", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines() if ":\t" in line)
+    status = dict(
+        line.split(":\t", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines() if ":\t" in line
+    )
     assert status["NoNewPrivs"] == "1"
     assert status["Seccomp"] == "2"
     for caps in ("CapPrm", "CapEff", "CapBnd", "CapInh", "CapAmb"):
@@ -45,9 +47,7 @@ def test_idle_jail_is_two_processes(jail):
     monitor = int(Path(f"/proc/{worker}/stat").read_text().rpartition(") ")[2].split()[1])
     assert Path(f"/proc/{monitor}/comm").read_text().strip() == "bwrap"
     children = [
-        int(pid)
-        for pid in os.listdir("/proc")
-        if pid.isdigit() and _parent(pid) in (worker, monitor)
+        int(pid) for pid in os.listdir("/proc") if pid.isdigit() and _parent(pid) in (worker, monitor)
     ]
     assert children == [worker]
 

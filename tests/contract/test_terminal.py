@@ -106,7 +106,9 @@ def test_large_paste(jail):
     """Assert that a megabyte typed in raw mode arrives whole, while another call is answered (BC-73)."""
     data = bytes(range(32, 127)) * 10_526
     data = data[:1_000_000].ljust(1_000_000, b"x")
-    terminal = jail.open_terminal(["sh", "-c", "stty raw -echo; echo go; head -c 1000000 | sha256sum; sleep 600"])
+    terminal = jail.open_terminal(
+        ["sh", "-c", "stty raw -echo; echo go; head -c 1000000 | sha256sum; sleep 600"]
+    )
     read_until(terminal, b"go")
     terminal.write(data)
     assert jail.exec("echo quick").stdout == b"quick\n"
@@ -116,7 +118,9 @@ def test_large_paste(jail):
 
 def test_binary_output(jail):
     """Assert that bytes that are no text pass through a terminal (BC-23)."""
-    terminal = jail.open_terminal(["sh", "-c", "stty raw; printf '\\377\\000\\376'; head -c 300000 /dev/urandom | wc -c"])
+    terminal = jail.open_terminal(
+        ["sh", "-c", "stty raw; printf '\\377\\000\\376'; head -c 300000 /dev/urandom | wc -c"]
+    )
     assert b"\xff\x00\xfe" in read_until(terminal, b"300000")
     terminal.close()
 

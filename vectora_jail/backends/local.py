@@ -36,7 +36,12 @@ class LocalRunning:
     proof = "full"
 
     def __init__(
-        self, plan: JailPlan, started: _native.Started, channel: int, tree: Tree, owner: tuple[int, int] | None
+        self,
+        plan: JailPlan,
+        started: _native.Started,
+        channel: int,
+        tree: Tree,
+        owner: tuple[int, int] | None,
     ) -> None:
         self.plan = plan
         self.channel = channel
@@ -129,19 +134,19 @@ class LocalBackend:
             raise
 
     def _start(self, plan: JailPlan, tree: Tree) -> LocalRunning:
-        bwrap = plan.isolation == "bwrap"
+        bwrap = plan.bwrap if plan.isolation == "bwrap" else None
         owner = (plan.uid, plan.gid) if plan.uid != os.geteuid() else None
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         data: list[int] = []
         try:
             args: list[bytes] = []
-            if bwrap:
-                args, blobs = bwrap_arguments(plan.mounts, plan.bwrap, fd_base=_native.DATA_FD + 1)
+            if bwrap is not None:
+                args, blobs = bwrap_arguments(plan.mounts, bwrap, fd_base=_native.DATA_FD + 1)
                 data.append(_native.worker_image())
                 data.extend(_blob(blob) for blob in blobs)
             tree.scan()
             started = _native.start(
-                plan.bwrap.path if bwrap else None,
+                bwrap.path if bwrap is not None else None,
                 args,
                 data,
                 theirs.fileno(),
@@ -156,7 +161,7 @@ class LocalBackend:
                 os.close(fd)
         running = LocalRunning(plan, started, ours.detach(), tree, owner)
         try:
-            if bwrap:
+            if bwrap is not None:
                 self._enter(running, plan, tree, started)
             self._hello(running, plan)
         except BaseException:
@@ -201,7 +206,9 @@ class LocalBackend:
             wire.expect_id(reply, 1)
         except ChannelClosed as exc:
             health = running.health()
-            raise _hello_error(f"the worker ended before it answered ({health or exc.reason})", plan) from None
+            raise _hello_error(
+                f"the worker ended before it answered ({health or exc.reason})", plan
+            ) from None
         except wire.ProtocolError as exc:
             raise _hello_error(str(exc), plan) from None
         finally:
