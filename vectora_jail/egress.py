@@ -50,7 +50,7 @@ _KEPT = 4096
 _SPLICES = 2
 
 
-class _Refused(Exception):  # noqa: N818 - a decision, not a fault
+class _Refused(Exception):
     """The tunnel's own bytes break a rule (`strict_sni`)."""
 
 
@@ -256,7 +256,7 @@ class Egress:
         while (hello := read_hello(bytes(client.buffer))).state == "partial":
             try:
                 await asyncio.wait_for(client.fill(), max(0.0, deadline - time.monotonic()))
-            except EndOfStream:  # noqa: PERF203
+            except EndOfStream:
                 return  # too few bytes for a handshake: let the server say so
         if hello.state == "plain":
             return

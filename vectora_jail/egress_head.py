@@ -23,7 +23,7 @@ _ABSOLUTE = re.compile(rb"([A-Za-z][A-Za-z0-9+.-]*)://([^/?#]*)([^#]*)")
 _FRAMING = frozenset({b"content-length", b"transfer-encoding", b"host"})
 
 
-class BadRequest(Exception):  # noqa: N818 - named as HTTP names it
+class BadRequest(Exception):
     """A head that is refused: ``status`` is the answer's, ``reason`` is told to the client."""
 
     def __init__(self, status: int, reason: str) -> None:

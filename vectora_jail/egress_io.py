@@ -32,11 +32,11 @@ class DescriptorError(OSError):
     """A received descriptor is not a plain connected TCP socket of the jail's network namespace."""
 
 
-class EndOfStream(Exception):  # noqa: N818 - an ordinary event, not a fault
+class EndOfStream(Exception):
     """The peer closed before the bytes that were waited for had arrived."""
 
 
-class LimitExceeded(Exception):  # noqa: N818 - the same
+class LimitExceeded(Exception):
     """The peer sent more than the bound before what was waited for."""
 
 

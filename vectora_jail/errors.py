@@ -110,7 +110,7 @@ class PolicyError(JailError, ValueError):
         )
 
 
-class SandboxDisabled(JailError):  # noqa: N818 - a state, not a failure
+class SandboxDisabled(JailError):
     """The workspace did not opt in, so that the caller takes its own path.
 
     Codes: `no_vectora_toml`, `no_sandbox_table`, `sandbox_disabled_in_config`.
@@ -125,7 +125,7 @@ class SandboxDisabled(JailError):  # noqa: N818 - a state, not a failure
         self.workspace = workspace
 
 
-class UnsupportedPolicy(JailError):  # noqa: N818 - public name
+class UnsupportedPolicy(JailError):
     """What the policy or the call asks for does not exist on this backend or this host."""
 
     default_code = "unsupported"
@@ -192,7 +192,7 @@ class WorkerDiedError(JailError):
         """Why the worker ended, as far as the host could find out (`signal 9`, `memory limit` …)."""
 
 
-class CommandFailed(JailError):  # noqa: N818 - public name
+class CommandFailed(JailError):
     """A call with `check=True` whose command did not end with exit code 0."""
 
     default_code = "command_failed"
@@ -208,7 +208,7 @@ class CommandFailed(JailError):  # noqa: N818 - public name
         return type(self), (self.command, self.result)
 
 
-class EditConflict(JailError, ValueError):  # noqa: N818 - public name
+class EditConflict(JailError, ValueError):
     """`edit_file` did not find exactly one match; the file is unchanged."""
 
     default_code = "edit_conflict"

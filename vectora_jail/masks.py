@@ -141,7 +141,7 @@ def split_patterns(
         for text in group:
             try:
                 rules.extend(normalise(text, workspace=workspace, home=home, floor=is_floor))
-            except ValueError as problem:  # noqa: PERF203 - the message needs the pattern
+            except ValueError as problem:
                 raise ValueError(f"{problem}: {text!r}") from None
     if len(rules) > RULES_MAX:
         raise ValueError(f"more than {RULES_MAX} mask rules")

@@ -91,7 +91,7 @@ def parse_policy(
         return replace(policy, identity=read.identity)
     except PolicyError as error:
         return Policy.refuse(error.problems, source)
-    except Exception as error:  # noqa: BLE001 - whatever happens to the file, the answer is "refused"
+    except Exception as error:  # noqa: BLE001 - fail closed
         return Policy.refuse((_unreadable(source, error),), source)
 
 

@@ -295,7 +295,7 @@ def _hosts(key: Key, value: object) -> Checked:
     for name, address in entries.items():
         try:
             parse_pin(name, address)
-        except RuleError as error:  # noqa: PERF203 - each entry has its own problem
+        except RuleError as error:
             hint = "; ".join(part for part in (error.problem, error.hint) if part)
             problems.append(_wrong(key, quote(address), "a name and its address", hint, f".{name}"))
     return FrozenMap(entries), problems
