@@ -30,7 +30,7 @@ static void pair_str(struct mp_writer *w, const char *key, const char *v)
 	mp_write_str(w, v);
 }
 
-static uint64_t micros(struct timeval t)
+uint64_t micros(struct timeval t)
 {
 	return (uint64_t)t.tv_sec * 1000000 + (uint64_t)t.tv_usec;
 }
@@ -61,12 +61,13 @@ static void write_end(const struct job *j, struct mp_writer *w)
 	mp_write_str(w, "usage");
 	mp_write_map(w, 7);
 	pair_uint(w, "wall_us", (j->end_ns - j->start_ns) / 1000);
-	pair_uint(w, "user_us", micros(j->usage.ru_utime));
+	pair_uint(w, "user_us", micros(j->usage.ru_utime) + j->orphan_us);
 	pair_uint(w, "sys_us", micros(j->usage.ru_stime));
-	pair_uint(w, "max_rss", (uint64_t)j->usage.ru_maxrss * 1024);
+	uint64_t one = (uint64_t)j->usage.ru_maxrss * 1024; /* of the largest process; the sampler knows the tree */
+	pair_uint(w, "max_rss", one > j->peak_memory ? one : j->peak_memory);
 	pair_uint(w, "read", (uint64_t)j->usage.ru_inblock * 512);
 	pair_uint(w, "written", (uint64_t)j->usage.ru_oublock * 512);
-	pair_uint(w, "procs", 1 + (uint64_t)j->killed);
+	pair_uint(w, "procs", j->peak_procs > 1 + j->killed ? j->peak_procs : 1 + j->killed);
 	if (kept)
 		kept_write(kept, w);
 	if (!j->nviolations)

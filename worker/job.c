@@ -332,7 +332,7 @@ int job_start(struct lane *l, struct slab *s, const struct request *q, enum job_
 	close_fds(fds, given - (q->status ? 1 : 0));
 	if (j->deadline_ns)
 		loop_wake_at(j->deadline_ns);
-	sampler_start(j->start_ns);
+	sampler_start(j);
 	if (q->status && (e = source_add(&j->status, SRC_STATUS, fds[nfds], 0, j)) < 0) {
 		j->status.fd = fds[nfds]; /* unwatched, but still answered */
 		e = 0;

@@ -1,6 +1,7 @@
 /* main.c — the arguments, the descriptors, then the loop.
  *
  *   vectora-jail-worker --fd N       requests as SEQPACKET messages on descriptor N
+ *   vectora-jail-worker --socket PATH  the same on the socket that it finds a listener on; only once
  *   vectora-jail-worker --stream     requests as frames on standard input, replies on standard output
  *   vectora-jail-worker --json       the same as JSON, one object a line; hello may be left out
  *   vectora-jail-worker --connect HOST:PORT   standard input and output through the jail's proxy, for ssh
@@ -12,6 +13,8 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/prctl.h>
+#include <sys/socket.h>
+#include <sys/un.h>
 #include <unistd.h>
 
 struct worker_state worker = {.scope_fd = -1, .io_fd = -1, .oom_fd = -1, .null_fd = -1};
@@ -58,6 +61,19 @@ static int serve(int channel, int out, enum lane_kind kind)
 	loop_run();
 }
 
+/* A container's way in: the host listens on a SEQPACKET socket in a directory that is bound into it. */
+static int serve_socket(const char *path)
+{
+	struct sockaddr_un a = {.sun_family = AF_UNIX};
+	if (strlen(path) >= sizeof a.sun_path)
+		return fail("socket", -ENAMETOOLONG);
+	strcpy(a.sun_path, path);
+	int fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
+	if (fd < 0 || connect(fd, (const struct sockaddr *)&a, sizeof a) < 0)
+		return fail("socket", -errno);
+	return serve(fd, -1, LANE_PACKET);
+}
+
 int main(int argc, char **argv)
 {
 	if (argc == 2 && !strcmp(argv[1], "--version")) {
@@ -70,12 +86,14 @@ int main(int argc, char **argv)
 		return serve(0, 1, LANE_JSON);
 	if (argc == 3 && !strcmp(argv[1], "--connect"))
 		return proxy_command(argv[2]);
+	if (argc == 3 && !strcmp(argv[1], "--socket"))
+		return serve_socket(argv[2]);
 	if (argc == 3 && !strcmp(argv[1], "--fd")) {
 		char *end;
 		long fd = strtol(argv[2], &end, 10);
 		if (!*end && fd >= 0 && fd < 65536)
 			return serve((int)fd, -1, LANE_PACKET);
 	}
-	say("usage: vectora-jail-worker --fd N | --stream | --json | --connect HOST:PORT | --version\n");
+	say("usage: vectora-jail-worker --fd N | --socket PATH | --stream | --json | --connect HOST:PORT | --version\n");
 	return 2;
 }

@@ -261,6 +261,20 @@ static void leader_gone(struct job *j, int status, const struct rusage *ru)
 	}
 }
 
+/* Whose an orphan was that was never looked at; NULL when it could be several calls'. */
+static struct job *only_running(void)
+{
+	struct job *found = NULL;
+	for (int i = 0; i < jobs_active(); i++) {
+		if (jobs_active_at(i)->state != JOB_RUNNING)
+			continue;
+		if (found)
+			return NULL;
+		found = jobs_active_at(i);
+	}
+	return found;
+}
+
 /* Nothing was born in the jail since its leader: the short way when neighbours live. */
 static bool had_no_child(const struct job *j)
 {
@@ -285,6 +299,8 @@ void job_reap(void)
 		struct job *j = by_pid((pid_t)pid);
 		if (j)
 			leader_gone(j, status, &ru);
+		else if ((j = sampler_owner((pid_t)pid)) || (j = only_running()))
+			j->orphan_us += micros(ru.ru_utime) + micros(ru.ru_stime);
 	}
 	if (!due)
 		return;

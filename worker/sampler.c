@@ -1,4 +1,5 @@
-/* sampler.c — memory, processes and written bytes of the whole jail, where no cgroup bounds them.
+/* sampler.c — memory, processes and written bytes of the whole jail, and processor time of a call's whole tree, where
+ * no cgroup bounds them.
  *
  * While commands run, their processes are looked at every 20 ms, or so rarely that the looking costs at most a
  * fiftieth of the time. Above a limit the tree of the call that has most of it is killed. What cannot be read is not
@@ -18,6 +19,7 @@
 #include <unistd.h>
 
 #define MS UINT64_C(1000000)
+#define USER_HZ 100 /* the unit of /proc/N/stat on both architectures */
 #define INTERVAL_MIN (20 * MS)
 #define COST_FACTOR 50
 #define SLICE 32       /* processes looked at before the loop goes on */
@@ -25,11 +27,18 @@
 #define MEMFDS_MAX 512 /* different ones that a round tells apart */
 #define TMPFS_MAGIC_NUMBER 0x01021994
 
+#define CPU_EVERY 5    /* rounds */
+#define OWNERS 256     /* processes that are remembered with their call */
+
 enum what { MEMORY, PIDS, DISK };
 
 static struct {
 	struct scan scan;
-	bool opened, busy, walking, memfds;
+	bool opened, busy, walking, memfds, cpu;
+	struct {
+		pid_t pid;
+		uint64_t tag;
+	} owners[OWNERS];
 	unsigned round, nprocs;
 	uint64_t next_ns, cost_ns;
 	uint64_t memory, written;     /* of this round */
@@ -91,6 +100,26 @@ static uint64_t share_of_resident(pid_t pid)
 	if (!read_of(pid, "/smaps_rollup", text, sizeof text)) /* not dumpable: the plain number */
 		return resident(pid);
 	return (field(text, "\nPss_Anon:") + field(text, "\nPss_Shmem:")) * 1024;
+}
+
+/* Processor time of a process and of the children that it has waited for. */
+static uint64_t cpu_of(pid_t pid)
+{
+	char text[1024];
+	uint64_t ticks = 0;
+	const char *p = read_of(pid, "/stat", text, sizeof text) ? strrchr(text, ')') : NULL;
+
+	/* utime, stime, cutime, cstime are the fields 14 to 17; the one behind the name is the third. */
+	for (int k = 3; p && k <= 17; k++) {
+		p = strchr(p + 1, ' ');
+		if (!p || k < 14)
+			continue;
+		uint64_t v = 0;
+		for (const char *d = p + 1; *d >= '0' && *d <= '9'; d++)
+			v = v * 10 + (uint64_t)(*d - '0');
+		ticks += v;
+	}
+	return ticks * (1000000 / USER_HZ);
 }
 
 static uint64_t written_by(pid_t pid)
@@ -218,6 +247,28 @@ static uint64_t exact_memory(void)
 	return sum;
 }
 
+/* The most of each that a call had; and the end of one whose tree used up its processor time. */
+static void note_jobs(void)
+{
+	for (int i = jobs_active() - 1; i >= 0; i--) {
+		struct job *j = jobs_active_at(i);
+		if (j->procs > j->peak_procs)
+			j->peak_procs = j->procs;
+		if (j->memory > j->peak_memory)
+			j->peak_memory = j->memory;
+		if (s.cpu && j->cpu_ms && j->state == JOB_RUNNING && j->cpu_us / 1000 > j->cpu_ms) {
+			job_violation(j, "limit", "cpu", j->cpu_ms, j->cpu_us / 1000);
+			job_kill(j);
+		}
+	}
+}
+
+struct job *sampler_owner(pid_t pid)
+{
+	const unsigned i = (unsigned)pid % OWNERS;
+	return s.owners[i].pid == pid ? job_by_tag(s.owners[i].tag) : NULL;
+}
+
 static void judge(void)
 {
 	uint64_t other = s.memfd_memory + (worker.limit_memory ? tmpfs_used() : 0);
@@ -250,14 +301,21 @@ static void judge(void)
 
 static void begin_walk(void)
 {
+	bool cpu = false;
+
 	for (int i = 0; i < jobs_active(); i++) {
 		struct job *j = jobs_active_at(i);
 		j->memory = j->written = 0;
 		j->procs = 0;
+		cpu |= j->cpu_ms != 0;
 	}
 	s.memory = s.written = s.memfd_now = s.cost_ns = 0;
 	s.nprocs = s.nseen = 0;
-	s.memfds = worker.limit_memory && s.round++ % MEMFD_EVERY == 0;
+	s.memfds = worker.limit_memory && s.round % MEMFD_EVERY == 0;
+	s.cpu = cpu && s.round % CPU_EVERY == 0;
+	s.round++;
+	for (int i = 0; s.cpu && i < jobs_active(); i++)
+		jobs_active_at(i)->cpu_us = jobs_active_at(i)->orphan_us;
 	s.walking = true;
 	scan_begin(&s.scan);
 }
@@ -284,13 +342,17 @@ static void look_at(pid_t pid, uint64_t tag)
 	j->memory += memory + memfd;
 	j->written += written;
 	j->procs++;
+	if (s.cpu)
+		j->cpu_us += cpu_of(pid);
+	s.owners[(unsigned)pid % OWNERS].pid = pid;
+	s.owners[(unsigned)pid % OWNERS].tag = tag;
 }
 
-void sampler_start(uint64_t now)
+void sampler_start(const struct job *began)
 {
 	int running = 0;
 
-	if (!(worker.limit_memory || worker.limit_pids || worker.limit_disk))
+	if (!(worker.limit_memory || worker.limit_pids || worker.limit_disk || began->cpu_ms))
 		return;
 	for (int i = 0; i < jobs_active() && running < 2; i++)
 		running += jobs_active_at(i)->state == JOB_RUNNING;
@@ -301,7 +363,7 @@ void sampler_start(uint64_t now)
 		return;
 	s.opened = s.busy = true;
 	s.walking = false;
-	s.next_ns = now + INTERVAL_MIN;
+	s.next_ns = began->start_ns + INTERVAL_MIN;
 	loop_wake_at(s.next_ns);
 }
 
@@ -338,6 +400,7 @@ void sampler_timers(uint64_t now)
 	s.walking = false;
 	if (s.memfds)
 		s.memfd_memory = s.memfd_now;
+	note_jobs();
 	judge();
 	now = now_ns() - now + s.cost_ns;
 	s.next_ns = now_ns() + (now * COST_FACTOR > INTERVAL_MIN ? now * COST_FACTOR : INTERVAL_MIN);

@@ -15,6 +15,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 #include <sys/resource.h>
+#include <sys/time.h>
 #include <sys/types.h>
 
 #define VJ_VERSION "0.1.0"
@@ -241,8 +242,9 @@ struct job {
 	bool timed_out, cancelled, keep, answered, drained_alone;
 	bool in_pass; /* was ending when the present sweep began */
 	uint32_t seen, walks, killed;
-	uint64_t memory, written; /* at the last look of the sampler */
-	uint32_t procs;
+	uint64_t memory, written, cpu_us; /* at the last look of the sampler */
+	uint32_t procs, peak_procs;
+	uint64_t peak_memory, orphan_us; /* orphan_us: processor time of descendants that the worker reaped */
 	struct source status, exec_pipe;
 	uint8_t nviolations;
 	struct violation violations[VJ_VIOLATIONS_MAX];
@@ -268,6 +270,7 @@ void job_reap(void);                         /* takes every ended child, answers
 void job_kill(struct job *j);                /* begins the end of its tree */
 void job_cancel_lane(struct lane_ref ref);   /* of every job that was started from this lane */
 void job_timers(uint64_t now);               /* deadlines, and what is still ending */
+uint64_t micros(struct timeval t);
 void job_answer(struct job *j);              /* once; what comes later is not sent */
 void job_drained(struct job *j);             /* the host has taken more of its output */
 void job_exec_done(struct job *j);           /* the exec pipe of a spawn or terminal was closed */
@@ -310,8 +313,9 @@ pid_t last_pid(int fd);
 
 /* ---- sampler.c ---- */
 
-void sampler_start(uint64_t now); /* a command begins */
+void sampler_start(const struct job *j); /* it begins */
 void sampler_timers(uint64_t now);
+struct job *sampler_owner(pid_t pid); /* of a process that was looked at lately; NULL = not known */
 
 /* ---- confine.c ---- */
 

@@ -117,6 +117,38 @@ def test_written_bytes(limited: Any, tmp_path: Path, *, auto_reap: bool) -> None
     assert limit_of(reply)["what"] == "disk"
 
 
+@pytest.mark.parametrize("how", ["daemons", "short"])
+def test_processor_time_counts_for_the_whole_tree(limited: Any, how: str) -> None:
+    """Assert that spinners in sessions of their own, and a stream of short ones, end by the call's time."""
+    worker = limited()
+    spin = "while :; do :; done"
+    scripts = {
+        "daemons": f"for i in 1 2 3; do setsid sh -c '{spin}' & done; wait",
+        "short": "while :; do (i=0; while [ $i -lt 2000 ]; do i=$((i+1)); done); done",
+    }
+    reply = worker.exec(["sh", "-c", scripts[how]], cpu_ms=1500, timeout_ms=15_000)
+    assert reply["timed_out"] is False
+    violation = limit_of(reply)
+    assert (violation["what"], violation["limit"]) == ("cpu", 1500)
+    assert 1500 < violation["observed"] < 2500
+    assert gone(worker)
+
+
+def test_usage_tells_of_the_tree(limited: Any) -> None:
+    """Assert that the peak of processes and memory of a call's tree is in its usage."""
+    worker = limited(memory=2048 * MIB)
+    script = (
+        "import os, time\n"
+        "a = bytearray(b'x' * (60 << 20))\n"
+        "for _ in range(5):\n"
+        "  if not os.fork(): time.sleep(0.3); os._exit(0)\n"
+        "time.sleep(0.4)\n"
+    )
+    usage = worker.exec([PYTHON, "-c", script])["usage"]
+    assert usage["procs"] >= 6
+    assert usage["max_rss"] > 60 * MIB
+
+
 def test_short_calls_are_not_looked_at(limited: Any) -> None:
     """Assert that limits leave a hundred quick calls alone."""
     worker = limited(memory=512 * MIB, pids=100, disk=512 * MIB)

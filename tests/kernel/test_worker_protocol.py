@@ -6,6 +6,7 @@ import os
 import shutil
 import signal
 import socket
+import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -14,7 +15,7 @@ from pathlib import Path
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
-from worker_client import BASE_ENV, HELLO, NULL, Worker, build_worker, descriptors, gone, pack
+from worker_client import BASE_ENV, HELLO, NULL, Lane, Worker, build_worker, descriptors, gone, pack
 
 pytestmark = pytest.mark.kernel
 
@@ -112,6 +113,20 @@ def test_landlock_and_seccomp_are_applied(binary: Path, tmp_path: Path) -> None:
     assert (allowed / "a").exists()
     assert not (denied / "a").exists()
     worker.close()
+
+
+def test_a_worker_that_calls_in(binary: Path, tmp_path: Path) -> None:
+    """Assert that with `--socket` the worker connects to a listener, and ends with that connection."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
+        listener.bind(str(tmp_path / "s"))
+        listener.listen(1)
+        listener.settimeout(10)
+        process = subprocess.Popen([str(binary), "--socket", str(tmp_path / "s")])
+        lane = Lane(listener.accept()[0])
+    lane.send({"op": "hello", "id": 1, "version": 1})
+    assert lane.receive()["version"] == 1
+    lane.sock.close()
+    assert process.wait(10) == 0
 
 
 # ---- exec ----
