@@ -1,5 +1,5 @@
 /* gitignore.c — see gitignore.h. A rule becomes a row of tokens; a match is the simulation of a small automaton. */
-#define _GNU_SOURCE /* memrchr */
+#define _GNU_SOURCE 1 /* memrchr */
 #include "gitignore.h"
 
 #include <errno.h>

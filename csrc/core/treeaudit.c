@@ -3,7 +3,7 @@
  * A bind cannot forbid a name that does not exist. What was there before the jail's first command (the baseline), and
  * what is read-only inside, is the host's; everything else of these kinds came from the jail or is treated as if it had.
  */
-#define _GNU_SOURCE
+#define _GNU_SOURCE 1
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>

@@ -1,5 +1,5 @@
 /* treedir.c — the directories of a tree: found by parent and name, freed with everything below. */
-#define _GNU_SOURCE
+#define _GNU_SOURCE 1
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>

@@ -1,5 +1,5 @@
 /* treegit.c — every `.git` of the tree: what is read-only, what is pinned, what is watched (gitrepository-layout(5)). */
-#define _GNU_SOURCE
+#define _GNU_SOURCE 1
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>

@@ -1,5 +1,5 @@
 /* treeitem.c — the table of what is covered, read-only or pinned, and the ops that make it so. */
-#define _GNU_SOURCE
+#define _GNU_SOURCE 1
 #include <errno.h>
 #include <fcntl.h>
 #include <stdlib.h>

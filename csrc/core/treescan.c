@@ -1,5 +1,5 @@
 /* treescan.c — the walk: one pass with getdents64 and almost no stat, and the decision about each name. */
-#define _GNU_SOURCE
+#define _GNU_SOURCE 1
 #include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>

@@ -1,5 +1,5 @@
 /* treespec.c — a tree from its description, its report, and its end. */
-#define _GNU_SOURCE
+#define _GNU_SOURCE 1
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>

@@ -1,5 +1,5 @@
 /* treewatch.c — one inotify(7) instance for all trees, and the repair of what its events opened. */
-#define _GNU_SOURCE
+#define _GNU_SOURCE 1
 #include "treewatch.h"
 
 #include <errno.h>
@@ -468,8 +468,9 @@ int vj_tree_sync(struct vj_tree *t)
 {
 	pthread_mutex_lock(&watch.lock);
 	drain();
+	bool walk = t->rescan_mode;
 	pthread_mutex_unlock(&watch.lock);
-	return round_of(t, t->rescan_mode);
+	return round_of(t, walk);
 }
 
 /* ---- the thread ---- */
@@ -489,10 +490,11 @@ static void one_round(bool slow)
 	for (struct vj_tree *t = watch.trees; t; t = t->next)
 		t->visited = false;
 	for (struct vj_tree *t; (t = with_work(slow));) {
+		bool walk = slow && t->rescan_mode;
 		t->visited = true;
 		t->users++;
 		pthread_mutex_unlock(&watch.lock);
-		round_of(t, slow && t->rescan_mode); /* a failure shows again at the next call's sync */
+		round_of(t, walk); /* a failure shows again at the next call's sync */
 		pthread_mutex_lock(&watch.lock);
 		if (--t->users == 0)
 			pthread_cond_broadcast(&watch.idle);

@@ -285,7 +285,7 @@ def test_config_level_lets_the_agent_commit(watched, repository):
 
 
 def test_policy_file_is_protected_also_when_it_appears(watched, ws):
-    """Assert that vectora.toml cannot be written inside, also when the host replaces it; a planted one is told."""
+    """Assert that vectora.toml cannot be written inside, also when replaced; a planted one is told."""
     jail = watched(ws)
     assert jail.report()["planted"] == []
     assert jail.writes("vectora.toml", "[sandbox]\n") is True
