@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 HERE = Path(__file__).resolve().parent.parent / "c"
+TESTS = ("test_msg", "test_json", "test_files", "test_filetree", "test_storm")
 MAKE = shutil.which("make")
 pytestmark = [
     pytest.mark.skipif(not MAKE or not sys.platform.startswith("linux"), reason="needs make and Linux"),
@@ -61,12 +62,11 @@ def programs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     if not found:
         pytest.skip("no C compiler")
     chosen = next((cc for cc in found if sanitizes(cc, out)), None)
-    names = ("test_msg", "test_json", "test_files", "reencode")
-    build(out, chosen or found[0], *names, sanitize=chosen is not None)
+    build(out, chosen or found[0], *TESTS, "reencode", sanitize=chosen is not None)
     return out
 
 
-@pytest.mark.parametrize("name", ["test_msg", "test_json", "test_files"])
+@pytest.mark.parametrize("name", TESTS)
 def test_c_units_hold(programs: Path, name: str) -> None:
     """Assert that every check of a C unit test holds, without a report from the sanitizers."""
     done = subprocess.run([programs / name], capture_output=True, text=True, check=False, timeout=120)
@@ -214,6 +214,6 @@ def test_sources_build_static_against_musl(tmp_path: Path) -> None:
     musl = shutil.which("musl-gcc")
     if not musl:
         pytest.skip("no musl-gcc")
-    build(tmp_path, f"{musl} -static", "test_msg", "test_json", "test_files", sanitize=False)
-    for name in ("test_msg", "test_json", "test_files"):
+    build(tmp_path, f"{musl} -static", *TESTS, sanitize=False)
+    for name in TESTS:
         subprocess.run([tmp_path / name], check=True, capture_output=True, timeout=120)
