@@ -176,7 +176,8 @@ def test_lanes_are_bounded(worker: Worker) -> None:
 
 
 def test_cpu_time_is_bounded(worker: Worker) -> None:
-    """Assert that a busy loop over its processor time ends with SIGXCPU and says why."""
-    reply = worker.exec(["sh", "-c", "while :; do :; done"], cpu_ms=500, timeout_ms=8000)
-    assert (reply["exit_code"], reply["signal"]) == (128 + signal.SIGXCPU, signal.SIGXCPU)
+    """Assert that a busy loop over its processor time ends, by the kernel's limit or the worker's, and says why."""
+    reply = worker.exec(["sh", "-c", "while :; do :; done"], cpu_ms=1000, timeout_ms=8000)
+    assert reply["signal"] in (signal.SIGXCPU, signal.SIGKILL)
+    assert reply["timed_out"] is False
     assert reply["violations"][0]["what"] == "cpu"
