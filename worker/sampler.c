@@ -4,7 +4,7 @@
  * While commands run, their processes are looked at every 20 ms, or so rarely that the looking costs at most a
  * fiftieth of the time. Above a limit the tree of the call that has most of it is killed. What cannot be read is not
  * counted; memory shared after a fork is counted by share only once the plain sum is above the limit.
- * Sources: proc(5) status, smaps_rollup, io; statfs(2).
+ * Sources: proc(5), statfs(2).
  */
 #include "worker.h"
 
@@ -19,12 +19,10 @@
 #include <unistd.h>
 
 #define MS UINT64_C(1000000)
-#define USER_HZ 100 /* the unit of /proc/N/stat on both architectures */
 #define INTERVAL_MIN (20 * MS)
 #define COST_FACTOR 50
 #define SLICE 32       /* processes looked at before the loop goes on */
 #define MEMFD_EVERY 10 /* rounds */
-#define MEMFDS_MAX 512 /* different ones that a round tells apart */
 #define TMPFS_MAGIC_NUMBER 0x01021994
 
 #define CPU_EVERY 5    /* rounds */
@@ -47,123 +45,8 @@ static struct {
 	bool rebase;                  /* a command began while no other ran */
 	uint64_t reaped_base, reaped; /* written by children that have ended: when it began, and at the last look */
 	uint64_t blocks_base;         /* of the file system of the workspace, at the first look after it began */
-	unsigned nseen;
-	ino_t seen[MEMFDS_MAX];
+	struct inodes seen; /* memfds of this round */
 } s;
-
-/* ---- one process ---- */
-
-/* Reads a file of a process; the text's length, 0 when it cannot be read. */
-static size_t read_of(pid_t pid, const char *file, char *text, size_t cap)
-{
-	char name[40], *p = name + 12;
-	size_t n = strlen(file) + 1;
-	if (n > sizeof name - 12)
-		return 0;
-	memcpy(p, file, n);
-	for (pid_t v = pid; v && p > name; v /= 10)
-		*--p = (char)('0' + v % 10);
-	long fd = raw4(SYS_openat, s.scan.fd, p, O_RDONLY | O_CLOEXEC, 0);
-	if (fd < 0)
-		return 0;
-	long got = raw3(SYS_read, fd, text, cap - 1);
-	raw1(SYS_close, fd);
-	text[got > 0 ? got : 0] = 0;
-	return got > 0 ? (size_t)got : 0;
-}
-
-/* The number behind a name such as "\nRssAnon:", 0 when it is not there. */
-static uint64_t field(const char *text, const char *name)
-{
-	const char *p = strstr(text, name);
-	uint64_t v = 0;
-	if (!p)
-		return 0;
-	for (p += strlen(name); *p == ' ' || *p == '\t'; p++)
-		continue;
-	for (; *p >= '0' && *p <= '9'; p++)
-		v = v * 10 + (uint64_t)(*p - '0');
-	return v;
-}
-
-static uint64_t resident(pid_t pid)
-{
-	char text[4096];
-	if (!read_of(pid, "/status", text, sizeof text))
-		return 0;
-	return (field(text, "\nRssAnon:") + field(text, "\nRssShmem:")) * 1024;
-}
-
-static uint64_t share_of_resident(pid_t pid)
-{
-	char text[2048];
-	if (!read_of(pid, "/smaps_rollup", text, sizeof text)) /* not dumpable: the plain number */
-		return resident(pid);
-	return (field(text, "\nPss_Anon:") + field(text, "\nPss_Shmem:")) * 1024;
-}
-
-/* Processor time of a process and of the children that it has waited for. */
-static uint64_t cpu_of(pid_t pid)
-{
-	char text[1024];
-	uint64_t ticks = 0;
-	const char *p = read_of(pid, "/stat", text, sizeof text) ? strrchr(text, ')') : NULL;
-
-	/* utime, stime, cutime, cstime are the fields 14 to 17; the one behind the name is the third. */
-	for (int k = 3; p && k <= 17; k++) {
-		p = strchr(p + 1, ' ');
-		if (!p || k < 14)
-			continue;
-		uint64_t v = 0;
-		for (const char *d = p + 1; *d >= '0' && *d <= '9'; d++)
-			v = v * 10 + (uint64_t)(*d - '0');
-		ticks += v;
-	}
-	return ticks * (1000000 / USER_HZ);
-}
-
-static uint64_t written_by(pid_t pid)
-{
-	char text[512];
-	return read_of(pid, "/io", text, sizeof text) ? field(text, "\nwrite_bytes:") : 0;
-}
-
-/* Memory in memfds: it is in no process's resident size until it is mapped. */
-static uint64_t memfds_of(pid_t pid)
-{
-	static _Alignas(8) char buf[4096];
-	char name[40] = {0}, *p = name + 12, link[16];
-	uint64_t sum = 0;
-	long n;
-
-	memcpy(p, "/fd", 4);
-	for (pid_t v = pid; v && p > name; v /= 10)
-		*--p = (char)('0' + v % 10);
-	long dir = raw4(SYS_openat, s.scan.fd, p, O_RDONLY | O_DIRECTORY | O_CLOEXEC, 0);
-	if (dir < 0)
-		return 0;
-	while ((n = raw3(SYS_getdents64, dir, buf, sizeof buf)) > 0)
-		for (long at = 0; at < n;) {
-			const struct vj_dirent64 *d = (const void *)(buf + at);
-			struct stat st;
-			at += d->reclen;
-			if (d->name[0] == '.' || raw4(SYS_readlinkat, dir, d->name, link, sizeof link) < 7 ||
-			    memcmp(link, "/memfd:", 7) != 0 || fstatat((int)dir, d->name, &st, 0) < 0)
-				continue;
-			unsigned i = 0;
-			while (i < s.nseen && s.seen[i] != st.st_ino)
-				i++;
-			if (i < s.nseen)
-				continue;
-			if (s.nseen < MEMFDS_MAX)
-				s.seen[s.nseen++] = st.st_ino;
-			sum += (uint64_t)st.st_blocks * 512;
-		}
-	raw1(SYS_close, dir);
-	return sum;
-}
-
-/* ---- the jail ---- */
 
 static uint64_t own_written(void)
 {
@@ -172,7 +55,7 @@ static uint64_t own_written(void)
 		return 0;
 	long n = raw4(SYS_pread64, worker.io_fd, text, sizeof text - 1, 0);
 	text[n > 0 ? n : 0] = 0;
-	return field(text, "\nwrite_bytes:");
+	return text_field(text, "\nwrite_bytes:");
 }
 
 /* Bytes in use on the file system of the workspace. */
@@ -239,7 +122,7 @@ static uint64_t exact_memory(void)
 		struct job *j = tag == VJ_UNTAGGED ? NULL : job_by_tag(tag);
 		if (!worker.pid1 && !j)
 			continue;
-		uint64_t m = share_of_resident(pid);
+		uint64_t m = process_share(s.scan.fd, pid);
 		if (j)
 			j->memory += m;
 		sum += m;
@@ -310,7 +193,7 @@ static void begin_walk(void)
 		cpu |= j->cpu_ms != 0;
 	}
 	s.memory = s.written = s.memfd_now = s.cost_ns = 0;
-	s.nprocs = s.nseen = 0;
+	s.nprocs = s.seen.n = 0;
 	s.memfds = worker.limit_memory && s.round % MEMFD_EVERY == 0;
 	s.cpu = cpu && s.round % CPU_EVERY == 0;
 	s.round++;
@@ -328,11 +211,11 @@ static void look_at(pid_t pid, uint64_t tag)
 	if (!worker.pid1 && !j)
 		return; /* the host's */
 	if (worker.limit_memory)
-		memory = resident(pid);
+		memory = process_resident(s.scan.fd, pid);
 	if (s.memfds)
-		memfd = memfds_of(pid);
+		memfd = process_memfds(s.scan.fd, pid, &s.seen);
 	if (worker.limit_disk)
-		written = written_by(pid);
+		written = process_written(s.scan.fd, pid);
 	s.memory += memory;
 	s.memfd_now += memfd;
 	s.written += written;
@@ -343,7 +226,7 @@ static void look_at(pid_t pid, uint64_t tag)
 	j->written += written;
 	j->procs++;
 	if (s.cpu)
-		j->cpu_us += cpu_of(pid);
+		j->cpu_us += process_cpu_us(s.scan.fd, pid);
 	s.owners[(unsigned)pid % OWNERS].pid = pid;
 	s.owners[(unsigned)pid % OWNERS].tag = tag;
 }

@@ -311,6 +311,22 @@ uint64_t process_tag(pid_t pid);
 int last_pid_open(void); /* a descriptor, or -1 */
 pid_t last_pid(int fd);
 
+/* ---- what a process uses (measure.c) ---- */
+
+#define VJ_INODES_MAX 512
+
+struct inodes {
+	unsigned n;
+	ino_t ino[VJ_INODES_MAX];
+};
+
+uint64_t process_resident(int proc, pid_t pid); /* bytes of its own: anonymous and shared memory */
+uint64_t process_share(int proc, pid_t pid);    /* the same, each page by its part; dearer */
+uint64_t process_cpu_us(int proc, pid_t pid);   /* with the children that it has waited for */
+uint64_t process_written(int proc, pid_t pid);
+uint64_t process_memfds(int proc, pid_t pid, struct inodes *seen); /* bytes in memfds not seen before */
+uint64_t text_field(const char *text, const char *name); /* the number behind a name such as "\nRssAnon:" */
+
 /* ---- sampler.c ---- */
 
 void sampler_start(const struct job *j); /* it begins */

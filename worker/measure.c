@@ -1,0 +1,124 @@
+/* measure.c — what one process uses, as /proc tells it; 0 for what cannot be read.
+ *
+ * Sources: proc(5) status, smaps_rollup, stat, io; `proc` is a descriptor of /proc.
+ */
+#include "worker.h"
+
+#include "compat.h"
+#include "rawsys.h"
+
+#include <fcntl.h>
+#include <string.h>
+#include <sys/stat.h>
+
+#define USER_HZ 100 /* the unit of /proc/N/stat on both architectures */
+
+/* Reads a file of a process; the text's length, 0 when it cannot be read. */
+static size_t read_of(int proc, pid_t pid, const char *file, char *text, size_t cap)
+{
+	char name[40], *p = name + 12;
+	size_t n = strlen(file) + 1;
+	if (n > sizeof name - 12)
+		return 0;
+	memcpy(p, file, n);
+	for (pid_t v = pid; v && p > name; v /= 10)
+		*--p = (char)('0' + v % 10);
+	long fd = raw4(SYS_openat, proc, p, O_RDONLY | O_CLOEXEC, 0);
+	if (fd < 0)
+		return 0;
+	long got = raw3(SYS_read, fd, text, cap - 1);
+	raw1(SYS_close, fd);
+	text[got > 0 ? got : 0] = 0;
+	return got > 0 ? (size_t)got : 0;
+}
+
+/* The number behind a name such as "\nRssAnon:", 0 when it is not there. */
+uint64_t text_field(const char *text, const char *name)
+{
+	const char *p = strstr(text, name);
+	uint64_t v = 0;
+	if (!p)
+		return 0;
+	for (p += strlen(name); *p == ' ' || *p == '\t'; p++)
+		continue;
+	for (; *p >= '0' && *p <= '9'; p++)
+		v = v * 10 + (uint64_t)(*p - '0');
+	return v;
+}
+
+uint64_t process_resident(int proc, pid_t pid)
+{
+	char text[4096];
+	if (!read_of(proc, pid, "/status", text, sizeof text))
+		return 0;
+	return (text_field(text, "\nRssAnon:") + text_field(text, "\nRssShmem:")) * 1024;
+}
+
+uint64_t process_share(int proc, pid_t pid)
+{
+	char text[2048];
+	if (!read_of(proc, pid, "/smaps_rollup", text, sizeof text)) /* not dumpable: the plain number */
+		return process_resident(proc, pid);
+	return (text_field(text, "\nPss_Anon:") + text_field(text, "\nPss_Shmem:")) * 1024;
+}
+
+/* Processor time of a process and of the children that it has waited for. */
+uint64_t process_cpu_us(int proc, pid_t pid)
+{
+	char text[1024];
+	uint64_t ticks = 0;
+	const char *p = read_of(proc, pid, "/stat", text, sizeof text) ? strrchr(text, ')') : NULL;
+
+	/* utime, stime, cutime, cstime are the fields 14 to 17; the one behind the name is the third. */
+	for (int k = 3; p && k <= 17; k++) {
+		p = strchr(p + 1, ' ');
+		if (!p || k < 14)
+			continue;
+		uint64_t v = 0;
+		for (const char *d = p + 1; *d >= '0' && *d <= '9'; d++)
+			v = v * 10 + (uint64_t)(*d - '0');
+		ticks += v;
+	}
+	return ticks * (1000000 / USER_HZ);
+}
+
+uint64_t process_written(int proc, pid_t pid)
+{
+	char text[512];
+	return read_of(proc, pid, "/io", text, sizeof text) ? text_field(text, "\nwrite_bytes:") : 0;
+}
+
+/* Memory in memfds: it is in no process's resident size until it is mapped. */
+uint64_t process_memfds(int proc, pid_t pid, struct inodes *seen)
+{
+	static _Alignas(8) char buf[4096];
+	char name[40] = {0}, *p = name + 12, link[16];
+	uint64_t sum = 0;
+	long n;
+
+	memcpy(p, "/fd", 4);
+	for (pid_t v = pid; v && p > name; v /= 10)
+		*--p = (char)('0' + v % 10);
+	long dir = raw4(SYS_openat, proc, p, O_RDONLY | O_DIRECTORY | O_CLOEXEC, 0);
+	if (dir < 0)
+		return 0;
+	while ((n = raw3(SYS_getdents64, dir, buf, sizeof buf)) > 0)
+		for (long at = 0; at < n;) {
+			const struct vj_dirent64 *d = (const void *)(buf + at);
+			struct stat st;
+			at += d->reclen;
+			if (d->name[0] == '.' || raw4(SYS_readlinkat, dir, d->name, link, sizeof link) < 7 ||
+			    memcmp(link, "/memfd:", 7) != 0 || fstatat((int)dir, d->name, &st, 0) < 0)
+				continue;
+			unsigned i = 0;
+			while (i < seen->n && seen->ino[i] != st.st_ino)
+				i++;
+			if (i < seen->n)
+				continue;
+			if (seen->n < VJ_INODES_MAX)
+				seen->ino[seen->n++] = st.st_ino;
+			sum += (uint64_t)st.st_blocks * 512;
+		}
+	raw1(SYS_close, dir);
+	return sum;
+}
