@@ -25,6 +25,7 @@ static struct pollfd poll_set[VJ_SOURCES_MAX];
 static struct source *sources[VJ_SOURCES_MAX];
 static int nsources;
 static struct source set = {.slot = -1, .fd = -1}; /* the epoll descriptor */
+static volatile sig_atomic_t leaving;
 static uint64_t wake_ns; /* 0 = no timer */
 
 uint64_t now_ns(void)
@@ -159,6 +160,14 @@ static void on_sigchld(int signo)
 	(void)signo; /* ppoll returns EINTR; that is all */
 }
 
+/* Without a pid namespace the kernel ends nobody with this process: it does that itself when it is told to go. */
+static void on_sigterm(int signo)
+{
+	(void)signo;
+	if (raw0(SYS_getpid) == worker.pid) /* and not a half-born command, which shares this variable */
+		leaving = 1;
+}
+
 int loop_signals(void)
 {
 	struct sigaction sa = {.sa_handler = SIG_DFL};
@@ -169,6 +178,9 @@ int loop_signals(void)
 		sigaction(i, &sa, NULL);
 	sa.sa_handler = on_sigchld; /* no SA_NOCLDSTOP: a child that made us its tracer is told by SIGCHLD too */
 	if (sigaction(SIGCHLD, &sa, NULL) < 0)
+		return -errno;
+	sa.sa_handler = on_sigterm;
+	if (!worker.pid1 && sigaction(SIGTERM, &sa, NULL) < 0)
 		return -errno;
 	/* Nothing else is blocked: a signal queued to pid 1 would stay in the kernel's memory. */
 	sigemptyset(&blocked);
@@ -207,6 +219,8 @@ void loop_run(void)
 			timeout = &wait;
 		}
 		long n = raw5(SYS_ppoll, poll_set, nsources, timeout, &mask, VJ_SIGSET_BYTES);
+		if (leaving)
+			worker_exit(0);
 		if (n == -EINTR)
 			job_reap();
 		else if (n > 0) {

@@ -10,6 +10,7 @@
 #include "worker.h"
 
 #include <errno.h>
+#include <signal.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/prctl.h>
@@ -36,6 +37,14 @@ static int fail(const char *step, int err)
 	return 125;
 }
 
+/* Whoever starts a worker without a pid namespace arms SIGKILL for its own death; the commands would outlive that. */
+static void armed_death(void)
+{
+	int signo = 0;
+	if (!worker.pid1 && prctl(PR_GET_PDEATHSIG, &signo, 0, 0, 0) == 0 && signo)
+		prctl(PR_SET_PDEATHSIG, SIGTERM, 0, 0, 0);
+}
+
 static int serve(int channel, int out, enum lane_kind kind)
 {
 	int e = confine_descriptors(&channel, kind == LANE_PACKET ? NULL : &out);
@@ -43,7 +52,9 @@ static int serve(int channel, int out, enum lane_kind kind)
 
 	if (e)
 		return fail("descriptors", e);
-	worker.pid1 = getpid() == 1;
+	worker.pid = getpid();
+	worker.pid1 = worker.pid == 1;
+	armed_death();
 	if (!worker.pid1 && prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) < 0)
 		return fail("subreaper", -errno);
 	if ((e = job_scan_open()) < 0)

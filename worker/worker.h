@@ -346,6 +346,7 @@ struct vj_limit {
 
 struct worker_state {
 	bool confined, pid1, stream;
+	pid_t pid;
 	char **env;            /* base environment of every command */
 	const char *path;      /* its PATH */
 	int scope_fd;          /* Landlock ruleset that each command enters, or -1 */

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
-from worker_client import HELLO, NULL, PYTHON, Lane, Worker, build_worker, descriptors, gone
+from worker_client import HELLO, NULL, PYTHON, Lane, Worker, build_worker, descriptors, gone, state
 
 pytestmark = pytest.mark.kernel
 
@@ -107,6 +107,19 @@ def test_without_a_pid_namespace_commands_cannot_signal_the_worker(binary: Path)
     assert reply["exit_code"] == 0
     assert "error" not in worker.call("ping")
     assert gone(worker)
+    worker.close()
+
+
+def test_a_worker_that_is_told_to_go_takes_its_commands_along(binary: Path) -> None:
+    """Assert that SIGTERM to a worker without a pid namespace ends every command before it."""
+    worker = Worker(binary, hello=HELLO)
+    worker.begin("exec", command=["sh", "-c", "setsid sleep 100 & sleep 100"], fds=[NULL] * 3)
+    while len(worker.pids()) < 3:
+        time.sleep(0.002)
+    pids = worker.pids()
+    worker.process.terminate()
+    assert worker.process.wait(5) == 0
+    assert [pid for pid in pids if state(pid) not in ("Z", "X", "")] == []
     worker.close()
 
 
