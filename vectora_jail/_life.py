@@ -237,7 +237,7 @@ class JailLife:
             st = os.stat(self.workspace)
         except OSError as exc:
             raise workspace_error(self.workspace, exc) from None
-        plan = make_plan(self.workspace, policy)
+        plan = make_plan(self.workspace, policy, self._options)
         backend = load_backend(policy.backend, self._options)
         worker = Worker(backend.start(plan))
         self._root, self._plan, self.policy = (st.st_dev, st.st_ino), plan, policy

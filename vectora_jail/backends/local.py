@@ -7,7 +7,9 @@ Nothing untrusted runs before the last.
 from __future__ import annotations
 
 import os
+import shutil
 import socket
+import stat
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +18,7 @@ import msgpack
 from vectora_jail import _native, wire
 from vectora_jail._lanes import DONE, ChannelClosed, Lane
 from vectora_jail._tree import Tree
-from vectora_jail.errors import WorkerSpawnError
+from vectora_jail.errors import UnsupportedPolicy, WorkerSpawnError
 from vectora_jail.mounts import bwrap_arguments
 from vectora_jail.proof import prove
 
@@ -96,6 +98,8 @@ class LocalRunning:
             self._status = status
         self._started.close()
         self._tree.close()
+        if self.plan.scratch:
+            shutil.rmtree(self.plan.scratch, ignore_errors=True)
 
     def forget(self) -> None:
         """Close descriptors in the child of a fork."""
@@ -145,6 +149,9 @@ class LocalBackend:
                 data.append(_native.worker_image())
                 data.extend(_blob(blob) for blob in blobs)
             tree.scan()
+            if bwrap is None:
+                _refuse_masks(tree)
+                _make_scratch(plan.scratch)
             started = _native.start(
                 bwrap.path if bwrap is not None else None,
                 args,
@@ -232,6 +239,37 @@ class LocalBackend:
                 stage="hello",
                 hint="`vectora-jail doctor` shows what this host can enforce",
             )
+
+
+def _refuse_masks(tree: Tree) -> None:
+    """Without mounts nothing inside a grant can be hidden: refuse instead of ignoring a mask."""
+    found = [path for path in tree.report().get("masks", []) if os.access(path, os.R_OK)]
+    if found:
+        shown = ", ".join(os.fsdecode(path) for path in found[:3])
+        raise UnsupportedPolicy(
+            f"Landlock alone cannot hide a path inside a grant: {shown}",
+            backend="local",
+            layer="mounts",
+            code="mask_needs_mounts",
+            hint="install bubblewrap, allow user namespaces, or move the masked files out of the grants",
+        )
+
+
+def _make_scratch(scratch: bytes) -> None:
+    """Make the directory for temporary files of a jail without private ones; refuse one that is not ours."""
+    for path in (scratch, scratch + b"/home", scratch + b"/tmp"):
+        try:
+            os.mkdir(path, 0o700)
+        except FileExistsError:
+            st = os.lstat(path)
+            if not stat.S_ISDIR(st.st_mode) or st.st_uid != os.geteuid() or st.st_mode & 0o077:
+                raise WorkerSpawnError(
+                    f"{os.fsdecode(path)} is not a private directory of this user",
+                    code="scratch",
+                    layer="mounts",
+                    stage="scratch",
+                    hint="remove it",
+                ) from None
 
 
 def _hello_error(message: str, plan: JailPlan) -> WorkerSpawnError:
