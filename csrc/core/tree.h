@@ -31,6 +31,7 @@ enum dir_flags {
 	DIR_ROOT = 32,
 	DIR_UNWATCHED = 64, /* the watch could not be made */
 	DIR_LISTED = 128,
+	DIR_WORKSPACE = 512, /* holds the policy file */
 	DIR_DEAD = 256,   /* taken out; freed when no queued event points to it */
 };
 struct vj_dir {
@@ -120,7 +121,8 @@ struct vj_tree {
 	size_t nitems, items_size, ncovers;
 	struct tree_object *known; /* objects that were covered and whose name is not known now */
 	size_t nknown, known_cap;
-	struct tree_list links, planted, appeared, hazards, baseline; /* links: symlinks that match a mask */
+	struct tree_list links, planted, appeared, baseline; /* links: symlinks that match a mask */
+	struct tree_list unreadable, host_runs; /* directories; files that appeared and that tools of the host run */
 	struct tree_git *gits;
 	size_t ngits;
 	uint64_t watches;
@@ -130,7 +132,7 @@ struct vj_tree {
 
 	uint64_t entries, ndirs_seen, rescans;
 	double ms;
-	bool complete, scanned, pending, rescan_mode, links_dirty, gits_dirty, names_dirty, alias_wanted, policy_existed;
+	bool complete, scanned, live, pending, rescan_mode, links_dirty, gits_dirty, names_dirty, alias_wanted, policy_existed;
 	char reason[TREE_REASON_MAX], no_watch[TREE_REASON_MAX]; /* why the walk is incomplete; why there is no watch */
 
 	int mntns_fd, userns_fd;
@@ -140,12 +142,13 @@ struct vj_tree {
 	struct tree_touch *queue;
 	size_t nqueue, queue_cap;
 	bool queue_lost; /* overflow: walk again */
+	bool policy_arrived, policy_raced; /* not protected yet; written to, or open for writing, before it was */
 	struct vj_tree *next;
 	int users;
 	bool dead, visited;
 };
 
-/* ---- treeitem.c ---- */
+/* ---- treeitem.c, treeops.c ---- */
 uint32_t tree_hash(const void *p, size_t len, uint32_t seed);
 int tree_stat(const char *path, struct tree_object *o); /* no symlink is followed at the end */
 int tree_stat_at(int dir, const char *name, struct tree_object *o);
@@ -179,6 +182,30 @@ void tree_dir_free(struct vj_tree *t, struct vj_dir *d); /* with everything belo
 void tree_dirs_bury(struct vj_tree *t);
 ssize_t tree_dir_path(const struct vj_dir *d, char *out, size_t cap); /* length, or −ENAMETOOLONG */
 
+/* ---- treefs.c ---- */
+enum tree_fs { FS_PLAIN, FS_PSEUDO, FS_MAY_FOLD, FS_FOLDS, FS_REMOTE };
+enum tree_fs tree_fs_of(int fd);
+bool tree_fs_folds(int fd, enum tree_fs kind);
+
+/* ---- treelook.c ---- */
+enum tree_type { TYPE_UNKNOWN = 0, TYPE_DIR = 4, TYPE_REG = 8, TYPE_LNK = 10 };
+/* One name of one directory. */
+struct tree_look {
+	struct vj_tree *t;
+	struct vj_dir *dir;
+	int fd; /* of the directory, or −1: stat by path */
+	const char *path;
+	size_t len, name; /* offset of the last name */
+	size_t rel;
+	unsigned type;
+	uint64_t ino;
+	struct tree_object o; /* mode 0: not read yet */
+};
+int tree_look_read(struct tree_look *l);
+size_t tree_look_rel(const struct vj_tree *t, const struct vj_dir *d, const char *path);
+int tree_look_other_name(struct tree_look *l);
+int tree_look_decide(struct tree_look *l); /* < 0: error, 0: done with this name, 1: a directory to walk */
+
 /* ---- treescan.c ---- */
 struct tree_walk {
 	struct vj_tree *t;
@@ -190,14 +217,18 @@ struct tree_walk {
 	char path[TREE_PATH_MAX + 512];
 };
 int tree_walk_below(struct vj_tree *t, struct vj_dir *d); /* one subtree, with its watches */
-int tree_scan_all(struct vj_tree *t);
 /* Decide about one name of a directory as it is now (events). */
-int tree_look(struct vj_tree *t, struct vj_dir *d, const char *name, size_t len);
-int tree_links_refresh(struct vj_tree *t);
+int tree_look_at(struct vj_tree *t, struct vj_dir *d, const char *name, size_t len);
 int tree_alias_pass(struct vj_tree *t);
-int tree_names_refresh(struct vj_tree *t);
 void tree_incomplete(struct vj_tree *t, const char *why);
 uint64_t tree_now_ns(void);
+
+/* ---- treeroots.c ---- */
+int tree_scan_all(struct vj_tree *t);
+
+/* ---- treenames.c ---- */
+int tree_links_refresh(struct vj_tree *t);
+int tree_names_refresh(struct vj_tree *t);
 /* Where a path leads when every symlink is followed; 0 and its length, or −errno. */
 ssize_t tree_resolve(const char *path, char *out, size_t cap, struct tree_object *o);
 
@@ -211,6 +242,10 @@ ssize_t tree_read_small(const char *path, char *out, size_t cap);
 /* `gitdir: PATH` of a pointer file, or the line of a `commondir` file (prefix ""): the directory it leads to. */
 bool tree_read_pointer(const char *file, const char *prefix, const char *base, char *out, size_t cap);
 
+/* ---- treeaway.c ---- */
+int tree_open_plain(const char *path, uint64_t flags); /* no symlink is followed; descriptor or −errno */
+int tree_move_away(const struct vj_tree *t, const char *path, const char *kind, char **moved_to);
+
 /* ---- treeaudit.c ---- */
 int tree_audit_baseline(struct vj_tree *t); /* what is there before the jail's first command is not the agent's */
 void tree_audit_free(struct vj_tree *t);
@@ -218,8 +253,14 @@ void tree_audit_free(struct vj_tree *t);
 /* ---- treewatch.c ---- */
 void tree_watch_add(struct vj_tree *t, struct vj_dir *d, const char *path);
 void tree_watch_drop(struct vj_dir *d);
+void tree_watch_lock(void);
+void tree_watch_unlock(void);
+void tree_watch_drain(void); /* read what is queued, never waiting; the watch lock is held */
 void tree_watch_join(struct vj_tree *t);
 void tree_watch_leave(struct vj_tree *t);
 void tree_need_rescan(struct vj_tree *t, const char *why);
+
+/* ---- treesync.c ---- */
+int tree_round(struct vj_tree *t, bool force); /* digest what is queued, apply it; force: walk again */
 
 #endif

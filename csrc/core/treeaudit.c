@@ -11,19 +11,15 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
-#include <sys/syscall.h>
-#include <time.h>
 #include <unistd.h>
 
 #include "gitconfig.h"
-#include "kernel.h"
 #include "msg.h"
 #include "tree.h"
 
 #define FINDINGS_MAX 256
 #define TEXT_MAX 4096            /* bytes of what was found that are reported */
 #define FILE_MAX (256 * 1024)    /* bytes of a config or todo that are looked at */
-#define COPY_MAX (4 * 1024 * 1024)
 #define NESTING 8
 #define DIRECTORIES_MAX 4096
 
@@ -43,72 +39,6 @@ struct audit {
 	char *text; /* FILE_MAX */
 };
 
-/* ---- moving away ---- */
-
-static int open_plain(const char *path, uint64_t flags)
-{
-	uint64_t more = flags & O_PATH ? 0 : O_NONBLOCK | O_NOCTTY; /* openat2(2) takes nothing senseless */
-	struct vj_open_how how = {.flags = flags | more | O_CLOEXEC | O_NOFOLLOW,
-				  .resolve = VJ_RESOLVE_NO_SYMLINKS | VJ_RESOLVE_NO_MAGICLINKS};
-	int fd = (int)syscall(VJ_SYS_openat2, AT_FDCWD, path, &how, sizeof how);
-	return fd < 0 ? -errno : fd;
-}
-
-/* Copy and unlink, where the audit store is another file system. */
-static int copy_away(int from, const char *name, int to, const char *new_name)
-{
-	char buffer[8192];
-	struct stat st;
-	int in = openat(from, name, O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_NOCTTY | O_CLOEXEC);
-	if (in < 0 || fstat(in, &st) != 0 || !S_ISREG(st.st_mode)) {
-		if (in >= 0)
-			close(in);
-		return unlinkat(from, name, 0) == 0 ? 0 : -errno; /* a symlink or worse: its text is in the report */
-	}
-	int out = openat(to, new_name, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
-	int err = out < 0 ? -errno : 0;
-	for (size_t total = 0; !err && total < COPY_MAX;) {
-		ssize_t n = read(in, buffer, sizeof buffer);
-		if (n <= 0)
-			break;
-		if (write(out, buffer, (size_t)n) != n)
-			err = -EIO;
-		total += (size_t)n;
-	}
-	close(in);
-	if (out >= 0)
-		close(out);
-	if (!err && unlinkat(from, name, 0) != 0)
-		err = -errno;
-	return err;
-}
-
-static int move_away(const struct vj_tree *t, struct finding *f)
-{
-	static unsigned counter;
-	char parent[TREE_PATH_MAX], new_name[96], moved[TREE_PATH_MAX];
-	const char *slash = strrchr(f->path, '/');
-	struct timespec now;
-	if (!t->audit)
-		return -ENOTDIR;
-	snprintf(parent, sizeof parent, "%.*s", (int)(slash - f->path), f->path);
-	clock_gettime(CLOCK_REALTIME, &now);
-	snprintf(new_name, sizeof new_name, "%lld%09ld-%u-%s", (long long)now.tv_sec, now.tv_nsec,
-		 __atomic_add_fetch(&counter, 1, __ATOMIC_RELAXED), f->kind);
-	/* no symlink that the agent put above the name may lead this rename out of the tree */
-	int from = open_plain(parent, O_PATH | O_DIRECTORY), to = open_plain(t->audit, O_PATH | O_DIRECTORY);
-	int err = from < 0 ? from : to < 0 ? to : 0;
-	if (!err && renameat(from, slash + 1, to, new_name) != 0)
-		err = errno == EXDEV ? copy_away(from, slash + 1, to, new_name) : -errno;
-	if (!err && tree_join(moved, sizeof moved, t->audit, new_name) > 0)
-		f->moved = strdup(moved);
-	if (from >= 0)
-		close(from);
-	if (to >= 0)
-		close(to);
-	return err;
-}
-
 static void found(struct audit *a, const char *path, const char *kind, const char *text, size_t len)
 {
 	if (a->n == FINDINGS_MAX)
@@ -124,7 +54,7 @@ static void found(struct audit *a, const char *path, const char *kind, const cha
 		return;
 	}
 	a->n++;
-	f->err = -move_away(a->t, f);
+	f->err = -tree_move_away(a->t, f->path, f->kind, &f->moved);
 }
 
 /* ---- the baseline: "path" for what is locked, "path\nhash" for todo lists ---- */
@@ -157,7 +87,7 @@ static bool known_text(struct audit *a, const char *path, const char *text, size
 static ssize_t read_text(struct audit *a, const char *path)
 {
 	struct stat st;
-	int fd = open_plain(path, O_RDONLY);
+	int fd = tree_open_plain(path, O_RDONLY);
 	if (fd < 0)
 		return fd;
 	ssize_t n = fstat(fd, &st) == 0 && S_ISREG(st.st_mode) ? read(fd, a->text, FILE_MAX - 1) : -EINVAL;
@@ -208,7 +138,7 @@ static void inspect_hooks(struct audit *a, const char *gitdir)
 	char dir[TREE_PATH_MAX], path[TREE_PATH_MAX];
 	if (tree_join(dir, sizeof dir, gitdir, "hooks") < 0 || !exists(dir) || known(a, dir))
 		return;
-	int fd = open_plain(dir, O_RDONLY | O_DIRECTORY);
+	int fd = tree_open_plain(dir, O_RDONLY | O_DIRECTORY);
 	if (fd < 0) {
 		if (fd == -ELOOP || fd == -ENOTDIR)
 			found(a, dir, "hook", "not a directory", 15);
@@ -304,7 +234,7 @@ static void inspect_below(struct audit *a, const char *dir, int depth, bool work
 {
 	char path[TREE_PATH_MAX], inner[TREE_PATH_MAX];
 	struct tree_object o;
-	int fd = open_plain(dir, O_RDONLY | O_DIRECTORY);
+	int fd = tree_open_plain(dir, O_RDONLY | O_DIRECTORY);
 	DIR *d = fd < 0 ? NULL : fdopendir(fd);
 	if (!d) {
 		if (fd >= 0)

@@ -1,4 +1,4 @@
-/* treewatch.c — one inotify(7) instance for all trees, and the repair of what its events opened. */
+/* treewatch.c — one inotify(7) instance for all trees, and the thread that answers it. */
 #define _GNU_SOURCE 1
 #include "treewatch.h"
 
@@ -10,22 +10,15 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/inotify.h>
-#include <sys/stat.h>
 #include <time.h>
 #include <unistd.h>
 
-#include "start.h"
 #include "tree.h"
 
-#define EVENTS (IN_CREATE | IN_MOVED_TO | IN_MOVED_FROM | IN_DELETE | IN_ATTRIB | IN_ONLYDIR | IN_DONT_FOLLOW)
+#define EVENTS (IN_CREATE | IN_MOVED_TO | IN_MOVED_FROM | IN_DELETE | IN_ATTRIB | IN_ONLYDIR | IN_DONT_FOLLOW | IN_MASK_ADD)
 #define QUEUE_MAX 16384   /* touched names that one tree keeps; above that it is walked again */
-#define APPLY_TRIES 12    /* the host may replace a name as fast as we look at it */
-#define ENTER_MS 5000
 #define THREAD_PAUSE_NS 1000000 /* between two rounds: a burst of events is one repair */
 #define RESCAN_EVERY_MS 1000    /* the thread's rounds where there are no events */
-
-int (*vj_tree_enter)(int mntns_fd, int userns_fd, const uint8_t *ops, size_t len, int deadline_ms, int32_t *results,
-		     size_t capacity, size_t *count) = vj_enter;
 
 /* All trees of the process. Order of locks: a tree's own, then this one. */
 static struct {
@@ -119,7 +112,9 @@ void tree_watch_add(struct vj_tree *t, struct vj_dir *d, const char *path)
 	} else if (d->wd < 0 && t->watches >= t->max_watches) {
 		tree_need_rescan(t, "more directories than watches are allowed");
 	} else if (watch.n < watch.size || grow() == 0) {
-		int wd = inotify_add_watch(watch.fd, path, EVENTS);
+		bool policy = strcmp(path, t->workspace) == 0; /* writes count only where the policy file lies */
+		d->flags |= policy ? DIR_WORKSPACE : 0;
+		int wd = inotify_add_watch(watch.fd, path, EVENTS | (policy ? IN_MODIFY : 0u));
 		if (wd < 0 && (errno == ENOSPC || errno == ENOMEM)) {
 			tree_need_rescan(t, "no inotify watch is left for this user");
 		} else if (wd < 0) {
@@ -184,6 +179,17 @@ static void queue(struct vj_dir *d, const char *name, size_t len, uint32_t flags
 	t->queue[t->nqueue++] = (struct tree_touch){.dir = d, .flags = flags, .len = (uint16_t)len, .name = copy};
 }
 
+/* A policy file counts only if nothing wrote to it between its arrival and its protection. */
+static void policy_event(struct vj_tree *t, uint32_t mask)
+{
+	if (mask & (IN_CREATE | IN_MOVED_TO)) {
+		t->policy_arrived = true;
+		t->policy_raced = false;
+	} else if ((mask & IN_MODIFY) && t->policy_arrived) {
+		t->policy_raced = true;
+	}
+}
+
 static void one_event(const struct inotify_event *e)
 {
 	uint32_t flags = (e->mask & (IN_CREATE | IN_MOVED_TO) ? TOUCH_CAME : 0u) |
@@ -201,6 +207,8 @@ static void one_event(const struct inotify_event *e)
 		next = d->same_wd;
 		if (d->wd != e->wd)
 			continue;
+		if ((d->flags & DIR_WORKSPACE) && e->len && strcmp(e->name, "vectora.toml") == 0)
+			policy_event(d->tree, e->mask);
 		if (e->mask & IN_IGNORED)
 			detach(d);
 		else if (flags && e->len)
@@ -208,7 +216,7 @@ static void one_event(const struct inotify_event *e)
 	}
 }
 
-static void drain(void)
+void tree_watch_drain(void)
 {
 	_Alignas(struct inotify_event) static char buffer[65536];
 	for (;;) {
@@ -223,254 +231,36 @@ static void drain(void)
 	}
 }
 
-/* ---- what a batch of touched names means; the tree's lock is held ---- */
-
-static int by_name(const void *a, const void *b)
-{
-	const struct tree_touch *x = a, *y = b;
-	if (x->dir != y->dir)
-		return (uintptr_t)x->dir < (uintptr_t)y->dir ? -1 : 1;
-	return x->len != y->len ? (x->len < y->len ? -1 : 1) : memcmp(x->name, y->name, x->len);
-}
-
-/* The name does not show any more what it showed: forget its mounts, and what was below. */
-static void forget(struct vj_tree *t, const struct tree_touch *touch)
-{
-	char path[TREE_PATH_MAX];
-	struct vj_dir *child = tree_dir_find(t, touch->dir, touch->name, touch->len);
-	ssize_t n = tree_dir_path(touch->dir, path, sizeof path);
-	bool moved = (touch->flags & TOUCH_MOVED_AWAY) != 0;
-	if (n < 0 || (size_t)n + touch->len + 2 > sizeof path)
-		return;
-	if (n > 1)
-		path[n++] = '/';
-	memcpy(path + n, touch->name, touch->len + 1u);
-	size_t len = (size_t)n + touch->len;
-	struct vj_item *item = tree_item_at(t, path, len);
-	if (item && (item->flags & ITEM_LINK))
-		t->links_dirty = t->names_dirty = true;
-	if (child || (item && (item->flags & ITEM_IS_DIR)))
-		tree_items_below(t, path, len, moved, false);
-	if (item)
-		tree_item_drop(t, item, moved);
-	if (child)
-		tree_dir_free(t, child);
-}
-
-static bool git_noise(const struct vj_dir *d, const char *name, size_t len)
-{
-	static const char *const quiet[] = {"index", "COMMIT_EDITMSG", "ORIG_HEAD", "FETCH_HEAD", "logs", "refs"};
-	if (len > 5 && memcmp(name + len - 5, ".lock", 5) == 0)
-		return true;
-	for (size_t i = 0; i < sizeof quiet / sizeof *quiet; i++)
-		if (strcmp(name, quiet[i]) == 0)
-			return true;
-	return d->len == 7 && memcmp(d->name, "objects", 7) == 0 && strcmp(name, "info") != 0;
-}
-
-static int look_again(struct vj_tree *t, const struct tree_touch *touch)
-{
-	struct vj_dir *d = touch->dir;
-	if (d->flags & DIR_DEAD)
-		return 0; /* it was walked anew under its new name */
-	if ((d->flags & DIR_GIT) && !git_noise(d, touch->name, touch->len))
-		t->gits_dirty = true;
-	if (d->flags & DIR_ANCHOR)
-		t->names_dirty = true;
-	return tree_look(t, d, touch->name, touch->len);
-}
-
-/* Which repositories the next audit looks at: that of this directory, or all when it belongs to none by its path (the
- * git directory that a pointer file names). */
-static void audit_again(struct vj_tree *t, const struct vj_dir *d)
-{
-	char path[TREE_PATH_MAX];
-	bool one = false;
-	ssize_t n = tree_dir_path(d, path, sizeof path);
-	for (size_t i = 0; n > 0 && i < t->ngits; i++)
-		if (strncmp(t->gits[i].path, path, strlen(t->gits[i].path)) == 0) {
-			t->gits[i].audited = false;
-			one = true;
-		}
-	for (size_t i = 0; !one && i < t->ngits; i++)
-		t->gits[i].audited = false;
-}
-
-static int handle(struct vj_tree *t, struct tree_touch *batch, size_t n)
-{
-	size_t kept = 0;
-	int err = 0;
-	qsort(batch, n, sizeof *batch, by_name);
-	for (size_t i = 0; i < n; i++) {
-		if (kept && by_name(&batch[kept - 1], &batch[i]) == 0) {
-			batch[kept - 1].flags |= batch[i].flags;
-			free(batch[i].name);
-		} else {
-			batch[kept++] = batch[i];
-		}
-	}
-	for (size_t i = 0; i < kept; i++) {
-		if (batch[i].dir->flags & DIR_DEAD)
-			continue;
-		if (batch[i].dir->flags & DIR_GIT)
-			audit_again(t, batch[i].dir);
-		if (batch[i].flags & ~(uint32_t)TOUCH_ATTRIB)
-			forget(t, &batch[i]);
-	}
-	for (size_t i = 0; i < kept; i++) {
-		if (!err)
-			err = look_again(t, &batch[i]);
-		free(batch[i].name);
-	}
-	return err;
-}
-
-static int refresh(struct vj_tree *t)
-{
-	int err = tree_links_refresh(t);
-	if (!err && t->names_dirty) {
-		t->names_dirty = false;
-		err = tree_names_refresh(t);
-	}
-	if (!err && t->gits_dirty)
-		err = tree_git_refresh(t);
-	if (!err && t->alias_wanted)
-		err = tree_alias_pass(t);
-	return err;
-}
-
-static int walk_again(struct vj_tree *t)
-{
-	t->rescans++;
-	for (size_t i = 0; i < t->items_size; i++)
-		for (struct vj_item *it = t->by_path[i]; it; it = it->same_path)
-			it->flags &= (uint16_t)~ITEM_APPLIED;
-	t->pending = true;
-	return tree_scan_all(t);
-}
-
-/* Everything that is queued. `force`: walk although no event was lost (there are no events). */
-static int digest(struct vj_tree *t, bool force)
+void tree_watch_join(struct vj_tree *t)
 {
 	pthread_mutex_lock(&watch.lock);
-	struct tree_touch *batch = t->queue;
-	size_t n = t->nqueue;
-	bool lost = t->queue_lost || force;
-	t->queue = NULL;
-	t->nqueue = t->queue_cap = 0;
-	t->queue_lost = false;
+	t->next = watch.trees;
+	watch.trees = t;
 	pthread_mutex_unlock(&watch.lock);
-	int err = 0;
-	if (lost) {
-		for (size_t i = 0; i < n; i++)
-			free(batch[i].name);
-		err = walk_again(t);
-	} else if (n) {
-		err = handle(t, batch, n);
-		if (!err)
-			err = refresh(t);
-	}
-	free(batch);
-	if (err && err != -E2BIG) {
-		pthread_mutex_lock(&watch.lock);
-		t->queue_lost = true; /* what was not finished is done by the next walk */
-		pthread_mutex_unlock(&watch.lock);
-	}
-	pthread_mutex_lock(&watch.lock);
-	if (!t->nqueue)
-		tree_dirs_bury(t);
-	pthread_mutex_unlock(&watch.lock);
-	return err;
 }
 
-/* Objects that were others than we thought: read them again. */
-static int correct(struct vj_tree *t)
-{
-	for (size_t i = 0; i < t->nsent; i++) {
-		struct vj_item *it = t->sent[i];
-		struct tree_object o;
-		if (!it || (it->flags & ITEM_APPLIED))
-			continue;
-		int err = tree_stat(it->path, &o);
-		if (err || S_ISLNK(o.mode)) {
-			t->sent[i] = NULL;
-			tree_item_drop(t, it, true);
-		} else {
-			err = tree_item_add(t, it->path, it->len, it->what, it->flags, &o);
-			if (err)
-				return err;
-		}
-	}
-	return 0;
-}
-
-static int apply_once(struct vj_tree *t, size_t *sent, size_t *retry)
-{
-	uint8_t *ops;
-	size_t len, count = 0;
-	*retry = 0;
-	int err = tree_ops_encode(t, false, &ops, &len);
-	if (err)
-		return err;
-	*sent = t->nsent;
-	if (!t->nsent)
-		t->pending = false;
-	if (t->nsent) {
-		int32_t *results = calloc(t->nsent, sizeof *results);
-		err = results ? vj_tree_enter(t->mntns_fd, t->userns_fd, ops, len, ENTER_MS, results, t->nsent, &count)
-			      : -ENOMEM;
-		if (!err)
-			err = tree_ops_answer(t, results, count, retry);
-		free(results);
-	}
-	free(ops);
-	return err;
-}
-
-static int apply(struct vj_tree *t)
-{
-	int changed = 0;
-	for (int i = 0; t->attached && i < APPLY_TRIES; i++) {
-		if (!t->pending)
-			return changed;
-		size_t sent = 0, retry = 0;
-		int err = apply_once(t, &sent, &retry);
-		if (!sent)
-			return err ? err : changed;
-		changed = 1;
-		if (err && !retry)
-			return err;
-		if (!err)
-			return 1;
-		err = correct(t);
-		pthread_mutex_lock(&watch.lock);
-		drain();
-		pthread_mutex_unlock(&watch.lock);
-		if (!err)
-			err = digest(t, false);
-		if (err)
-			return err;
-	}
-	return t->attached ? -EAGAIN : 0;
-}
-
-static int round_of(struct vj_tree *t, bool force)
-{
-	pthread_mutex_lock(&t->lock);
-	int err = t->scanned ? digest(t, force) : 0;
-	if (!err)
-		err = apply(t);
-	pthread_mutex_unlock(&t->lock);
-	return err;
-}
-
-int vj_tree_sync(struct vj_tree *t)
+void tree_watch_leave(struct vj_tree *t)
 {
 	pthread_mutex_lock(&watch.lock);
-	drain();
-	bool walk = t->rescan_mode;
+	t->dead = true;
+	struct vj_tree **at = &watch.trees;
+	while (*at && *at != t)
+		at = &(*at)->next;
+	if (*at)
+		*at = t->next;
+	while (t->users)
+		pthread_cond_wait(&watch.idle, &watch.lock);
 	pthread_mutex_unlock(&watch.lock);
-	return round_of(t, walk);
+}
+
+void tree_watch_lock(void)
+{
+	pthread_mutex_lock(&watch.lock);
+}
+
+void tree_watch_unlock(void)
+{
+	pthread_mutex_unlock(&watch.lock);
 }
 
 /* ---- the thread ---- */
@@ -486,7 +276,7 @@ static struct vj_tree *with_work(bool slow)
 static void one_round(bool slow)
 {
 	pthread_mutex_lock(&watch.lock);
-	drain();
+	tree_watch_drain();
 	for (struct vj_tree *t = watch.trees; t; t = t->next)
 		t->visited = false;
 	for (struct vj_tree *t; (t = with_work(slow));) {
@@ -494,7 +284,7 @@ static void one_round(bool slow)
 		t->visited = true;
 		t->users++;
 		pthread_mutex_unlock(&watch.lock);
-		round_of(t, walk); /* a failure shows again at the next call's sync */
+		tree_round(t, walk); /* a failure shows again at the next call's sync */
 		pthread_mutex_lock(&watch.lock);
 		if (--t->users == 0)
 			pthread_cond_broadcast(&watch.idle);
@@ -559,26 +349,4 @@ int vj_tree_attach(struct vj_tree *t, int mntns_fd, int userns_fd)
 	pthread_mutex_unlock(&watch.lock);
 	pthread_mutex_unlock(&t->lock);
 	return err;
-}
-
-void tree_watch_join(struct vj_tree *t)
-{
-	pthread_mutex_lock(&watch.lock);
-	t->next = watch.trees;
-	watch.trees = t;
-	pthread_mutex_unlock(&watch.lock);
-}
-
-void tree_watch_leave(struct vj_tree *t)
-{
-	pthread_mutex_lock(&watch.lock);
-	t->dead = true;
-	struct vj_tree **at = &watch.trees;
-	while (*at && *at != t)
-		at = &(*at)->next;
-	if (*at)
-		*at = t->next;
-	while (t->users)
-		pthread_cond_wait(&watch.idle, &watch.lock);
-	pthread_mutex_unlock(&watch.lock);
 }

@@ -40,8 +40,10 @@ int vj_tree_attach(struct vj_tree *t, int mntns_fd, int userns_fd);
  * jail was changed; −errno: a cover could not be made, the caller must not start a command. */
 int vj_tree_sync(struct vj_tree *t);
 
-/* msgpack: {masks, history, protected, pins, gits: [path...], planted, appeared, hazards: [[path, kind]...], complete,
- * reason, entries, dirs, watches, ms, watch: "inotify"|"rescan"|"off", rescans, known: [[dev, ino, btime_ns]...]} */
+/* msgpack: {masks, history, protected, pins, gits, planted, appeared: [path...], hazards: [[path, kind]...], policy_raced,
+ * complete, reason, entries, dirs, watches, us, ms, watch: "inotify"|"rescan"|"off", rescans, known: [[dev, ino,
+ * btime_ns]...]}. history: covers that followed their object; planted: a policy file that appeared; appeared: covers made
+ * after the scan. Hazards: unreadable_directory (covered as a whole), host_runs (appeared, and tools of the host run it). */
 int vj_tree_report(struct vj_tree *t, uint8_t **buf, size_t *len);
 
 /* Look for git redirects and exec lines that appeared since the last audit (call it after vj_tree_sync, at the end of

@@ -299,6 +299,41 @@ def test_policy_file_is_protected_also_when_it_appears(watched, ws):
     assert (ws / "vectora.toml").read_text() == "# host\n"
 
 
+def test_a_policy_file_that_the_jail_wrote_to_is_told(watched, ws):
+    """Assert that a write, or an open writer, between arrival and protection makes the policy file a raced one."""
+    (ws / "vectora.toml").write_text("# host 0\n")
+    jail = watched(ws)
+    for number in (1, 2):
+        (ws / "new").write_text(f"# host {number}\n")
+        os.rename(ws / "new", ws / "vectora.toml")
+        jail.sync()
+        assert jail.report()["policy_raced"] is False
+    (ws / "new").write_text("# host 3\n")
+    jail.agent.run(f"import builtins; builtins.kept = open({str(ws / 'new')!r}, 'a'); out = 1")
+    os.rename(ws / "new", ws / "vectora.toml")
+    jail.sync()
+    assert jail.report()["policy_raced"] is True
+    jail.agent.run("import builtins; builtins.kept.close(); out = 1")
+    (ws / "new").write_text("# host 4\n")
+    os.rename(ws / "new", ws / "vectora.toml")
+    jail.sync()
+    assert jail.report()["policy_raced"] is False
+
+
+def test_what_host_tools_run_is_a_hazard(watched, ws):
+    """Assert that files that appear and that tools of the host run by themselves are reported, older ones are not."""
+    (ws / ".envrc").write_text("old")
+    jail = watched(ws)
+    jail.agent.run(
+        f"os.makedirs({str(ws / '.vscode')!r}); open({str(ws / '.vscode/tasks.json')!r}, 'w'); out = 1"
+    )
+    jail.agent.run(f"[os.makedirs({str(ws / 'bare')!r} + '/' + n) for n in ('objects', 'refs')]; out = 1")
+    jail.agent.run(f"open({str(ws / 'bare/HEAD')!r}, 'w'); out = 1")
+    jail.sync()
+    hazards = {os.fsdecode(os.path.relpath(p, os.fsencode(ws))): kind for p, kind in jail.report()["hazards"]}
+    assert hazards == {".vscode/tasks.json": "host_runs", "bare": "host_runs"}
+
+
 def test_without_watches_every_sync_walks_again(watched, ws):
     """Assert that a tree that may not watch says so and still hides what appeared before each call."""
     (ws / "a/b").mkdir(parents=True)

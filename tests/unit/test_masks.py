@@ -34,7 +34,7 @@ def driver(tmp_path_factory):
     if not compiler:
         pytest.skip("no C compiler")
     program = tmp_path_factory.mktemp("gitignore") / "driver"
-    sources = [ROOT / "tests/c/gitignore_driver.c", ROOT / "csrc/core/gitignore.c"]
+    sources = [ROOT / "tests/c/gitignore_driver.c", *sorted((ROOT / "csrc/core").glob("gi[tp]*.c"))]
     command = [compiler, "-std=gnu11", "-O1", "-g", "-I", ROOT / "csrc/core", *sources, "-o", program]
     subprocess.run(command, check=True, timeout=60)
     process = subprocess.Popen([program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1)
