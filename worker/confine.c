@@ -76,6 +76,26 @@ static int read_limits(const struct request *q, const uint8_t *at, struct vj_lim
 	return r.err ? -EBADMSG : (int)n;
 }
 
+/* What a command would set to what it has already costs a call for nothing: such limits are left to inheritance, and
+ * those that cannot harm the worker are set here for that purpose. */
+static void inherit_limits(void)
+{
+	const uint64_t harmless = 1u << RLIMIT_CORE | 1u << RLIMIT_MEMLOCK | 1u << RLIMIT_SIGPENDING |
+				  1u << RLIMIT_MSGQUEUE | 1u << RLIMIT_NICE | 1u << RLIMIT_RTPRIO;
+	int n = 0;
+
+	for (int i = 0; i < worker.ncmd_limits; i++) {
+		const struct vj_limit want = worker.cmd_limits[i];
+		struct vj_rlimit have;
+		if (harmless >> want.resource & 1)
+			raw4(SYS_prlimit64, 0, want.resource, &want.value, 0);
+		if (raw4(SYS_prlimit64, 0, want.resource, 0, &have) < 0 || have.soft != want.value.soft ||
+		    have.hard != want.value.hard)
+			worker.cmd_limits[n++] = want;
+	}
+	worker.ncmd_limits = n;
+}
+
 int wall_rlimits(const struct request *q)
 {
 	struct vj_limit limits[VJ_ARRAY(worker.cmd_limits)];
@@ -93,6 +113,7 @@ int wall_rlimits(const struct request *q)
 		if (e < 0 && !first)
 			first = (int)-e;
 	}
+	inherit_limits();
 	return first;
 }
 

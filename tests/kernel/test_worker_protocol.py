@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
-from worker_client import BASE_ENV, HELLO, NULL, Lane, Worker, build_worker, descriptors, gone, pack
+from worker_client import BASE_ENV, HELLO, NULL, PYTHON, Lane, Worker, build_worker, descriptors, gone, pack
 
 pytestmark = pytest.mark.kernel
 
@@ -155,6 +155,32 @@ def test_environment_and_directory(worker: Worker) -> None:
     assert worker.output(["pwd"], cwd=b"/usr")[1] == b"/usr\n"
     assert worker.exec(["true"], env=[b"PATH=/nonexistent"])["exit_code"] == 127
     assert worker.exec(["true"], env=[b"PATH=/nonexistent:/usr/bin:/bin"])["exit_code"] == 0
+
+
+def test_limits_of_a_command(binary: Path) -> None:
+    """Assert that a command has exactly the limits it should have, inherited or its own, and the worker its own."""
+    limits = [
+        [4, 0, 0],
+        [7, 100, 200],
+        [8, 65536, 65536],
+        [1, 1 << 20, 1 << 20],
+        [12, 4096, 8192],
+        [3, 1 << 22, 1 << 23],
+    ]
+    hello = {
+        "env": BASE_ENV,
+        "cwd": b"/tmp",
+        "cmd_rlimits": limits,
+        "worker_rlimits": [[7, 300, 300], [4, 0, 0]],
+    }
+    worker = Worker(binary, hello=hello)
+    assert worker.hello["walls"]["rlimits"] == 0
+    script = "import resource; print([resource.getrlimit(r) for r in (4, 7, 8, 1, 12, 3)])"
+    assert worker.output([PYTHON, "-c", script])[1].decode().strip() == str([(s, h) for _, s, h in limits])
+    text = Path(f"/proc/{worker.process.pid}/limits").read_text()
+    assert next(line for line in text.splitlines() if "open files" in line).split()[3:5] == ["300", "300"]
+    assert next(line for line in text.splitlines() if "file size" in line).split()[3] == "unlimited"
+    worker.close()
 
 
 def test_arguments_travel_unchanged(worker: Worker) -> None:
