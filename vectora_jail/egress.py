@@ -40,7 +40,7 @@ from vectora_jail.netnames import Host, TargetError, normalise_host
 from vectora_jail.netplan import EgressPlan, plan_names
 from vectora_jail.netrules import Decision, NetRules, Rule, parse_rule
 
-__all__ = ["Attempt", "Egress", "Request"]
+__all__ = ["Attempt", "Egress", "EgressOptions", "Request"]
 
 #: Connections of one jail that may be open at once: the credit that the worker gets to begin with.
 WINDOW = 512
@@ -83,13 +83,15 @@ class Egress:
         self.rules = rules
         self.plan = plan if plan is not None else plan_names(rules)
         self.options = options if options is not None else EgressOptions()
+        self.doors = dict(self.plan.doors)
+        """Local address of a connection → the target that it stands for."""
         self.request_timeout_s = self.options.request_timeout_s
         self.grants = Grants(rules)
         self.slots = SpliceSlots(_SPLICES, PROCESS_SLOTS)
         self._jail_netns = jail_netns
         self._asker = Asker(on_request, self.options.ask_timeout_s) if on_request is not None else None
         self._on_attempt = on_attempt
-        self._on_closed = on_closed
+        self.on_closed = on_closed
         self._resolver = resolver
         self._attempts: deque[Attempt] = deque(maxlen=_KEPT)
         self._sequence = 0
@@ -148,8 +150,8 @@ class Egress:
             finally:
                 if task is not None:
                     self._live.discard(task)
-                if self._on_closed is not None:
-                    self._on_closed()
+                if self.on_closed is not None:
+                    self.on_closed()
 
     async def close(self) -> None:
         """End every connection; nothing is served afterwards."""
@@ -167,7 +169,7 @@ class Egress:
             name = sock.getsockname()
             local = (str(name[0]).removeprefix("::ffff:"), int(name[1]))
         client = Stream(sock, asyncio.get_running_loop())
-        target = self.plan.doors.get(local)
+        target = self.doors.get(local)
         if target is not None:
             route = await self.open("names", *target)
             if route.upstream is not None:

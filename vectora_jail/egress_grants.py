@@ -10,6 +10,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 from vectora_jail.egress_dial import Door
+from vectora_jail.egress_io import in_thread
 from vectora_jail.netrules import NetRules, Rule, RuleError, parse_rule
 
 #: Different targets that may be asked for at once; a jail that asks for more is refused, not queued.
@@ -119,3 +120,18 @@ class Asker:
         except (Exception, asyncio.TimeoutError):  # noqa: BLE001 - a callback that fails has not consented
             return False
         return answer is True
+
+
+def bridged(on_request: OnRequest, loop: asyncio.AbstractEventLoop | None) -> OnRequest:
+    """Give a callback for the network thread that runs the caller's one on its own loop, or on a thread."""
+
+    async def call(request: Request) -> bool:
+        answer = on_request(request)
+        return await answer if inspect.isawaitable(answer) else answer
+
+    async def ask(request: Request) -> bool:
+        if loop is not None:
+            return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(call(request), loop))
+        return await in_thread(lambda: asyncio.run(call(request)))
+
+    return ask
