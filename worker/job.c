@@ -94,7 +94,7 @@ static struct job *job_new(void)
 		return NULL;
 	struct job *j = &jobs[i];
 	memset(j, 0, sizeof *j);
-	j->tag = VJ_TAG_BASE - (++sequence * VJ_JOBS_MAX + (uint64_t)i);
+	j->tag = tag_base() - (++sequence * VJ_JOBS_MAX + (uint64_t)i);
 	j->status.slot = j->exec_pipe.slot = j->status.fd = j->exec_pipe.fd = j->tty = j->master = j->pts = -1;
 	j->active = nactive;
 	active[nactive++] = j;
@@ -130,7 +130,7 @@ struct job *jobs_active_at(int i)
 
 struct job *job_by_tag(uint64_t tag)
 {
-	struct job *j = &jobs[(VJ_TAG_BASE - tag) & (VJ_JOBS_MAX - 1)];
+	struct job *j = &jobs[(tag_base() - tag) & (VJ_JOBS_MAX - 1)];
 	return j->state != JOB_FREE && j->tag == tag ? j : NULL;
 }
 
@@ -251,7 +251,8 @@ static NO_SANITIZE void child_main(void *arg)
 	if (j->cwd && (e = raw1(SYS_chdir, j->cwd)) < 0)
 		child_fail(j, STAGE_CWD, e);
 	for (int i = 0; i < worker.ncmd_limits; i++)
-		if ((e = raw4(SYS_prlimit64, 0, worker.cmd_limits[i].resource, &worker.cmd_limits[i].value, 0)) < 0)
+		if ((worker.cmd_limits[i].resource != RLIMIT_CPU || !j->cpu_ms) &&
+		    (e = raw4(SYS_prlimit64, 0, worker.cmd_limits[i].resource, &worker.cmd_limits[i].value, 0)) < 0)
 			child_fail(j, STAGE_SETUP, e);
 	if (j->cpu_ms) {
 		const struct vj_rlimit cpu = {(j->cpu_ms + 999) / 1000, (j->cpu_ms + 999) / 1000 + 1};

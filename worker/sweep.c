@@ -73,12 +73,26 @@ int scan_open(struct scan *s)
 	return 0;
 }
 
+uint64_t tag_base(void)
+{
+	return worker.pid1 ? VJ_TAG_BASE : VJ_TAG_BASE - (uint64_t)worker.pid * VJ_TAG_SPAN;
+}
+
+/* What a hard limit says: a tag of ours, or none. Inside a pid namespace whatever was lowered below the base is ours. */
+static uint64_t tag_of(uint64_t hard)
+{
+	uint64_t base = tag_base();
+	if (hard > base || (!worker.pid1 && hard + VJ_TAG_SPAN <= base))
+		return VJ_UNTAGGED;
+	return hard;
+}
+
 uint64_t process_tag(pid_t pid)
 {
 	struct vj_rlimit limit = {0, VJ_UNTAGGED};
-	if (raw4(SYS_prlimit64, pid, RLIMIT_RTTIME, 0, &limit) < 0 || limit.hard > VJ_TAG_BASE)
+	if (raw4(SYS_prlimit64, pid, RLIMIT_RTTIME, 0, &limit) < 0)
 		return VJ_UNTAGGED;
-	return limit.hard;
+	return tag_of(limit.hard);
 }
 
 int scan_next(struct scan *s, pid_t *pid, uint64_t *tag)
@@ -95,7 +109,7 @@ int scan_next(struct scan *s, pid_t *pid, uint64_t *tag)
 			s->vanished++;
 		if (e < 0)
 			continue; /* another user's process cannot be one of ours */
-		*tag = limit.hard > VJ_TAG_BASE ? VJ_UNTAGGED : limit.hard;
+		*tag = tag_of(limit.hard);
 		return 1;
 	}
 }

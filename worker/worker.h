@@ -281,6 +281,11 @@ _Noreturn void worker_exit(int code); /* kills every command first where the ker
 /* ---- the tags of processes (sweep.c) ---- */
 
 #define VJ_TAG_BASE (UINT64_C(1) << 60)
+#define VJ_TAG_SPAN (UINT64_C(1) << 37) /* tags that one worker can give away: 2^27 jobs of 2^10 slots */
+
+/* The highest tag of this worker. As pid 1 every process it sees is its own; without a pid namespace other workers'
+ * commands are in sight too, so each worker counts in a range of its own, by its pid (pid_max is at most 2^22). */
+uint64_t tag_base(void);
 
 #define VJ_UNTAGGED UINT64_MAX
 
