@@ -49,7 +49,7 @@ def test_works_and_says_so(ws, weak):
 
 @pytest.mark.user
 def test_what_it_claims(ws, weak, tmp_path):
-    """Assert: no read or write outside the grants, no TCP or UDP, no signal to worker or backend, no abstract socket."""
+    """Assert: no read or write outside the grants, no TCP or UDP, no signal to worker or backend."""
     (tmp_path / "secret").write_text("SECRET")
     assert "SECRET" not in weak.exec(f"cat {tmp_path}/secret; cat ../secret").text
     weak.exec(f"echo x > {tmp_path}/mark")
