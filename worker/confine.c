@@ -293,5 +293,11 @@ int confine_descriptors(int *channel, int *out)
 		if (keep[i] > keep[i - 1])
 			close_from((unsigned)keep[i - 1] + 1, (unsigned)keep[i] - 1);
 	close_from((unsigned)keep[VJ_ARRAY(keep) - 1] + 1, ~0u);
+	/* As low as possible: then the three descriptors of a request are neighbours, and one call closes them. */
+	int low = fcntl(worker.null_fd, F_DUPFD_CLOEXEC, 4);
+	if (low >= 0) {
+		close(worker.null_fd);
+		worker.null_fd = low;
+	}
 	return 0;
 }

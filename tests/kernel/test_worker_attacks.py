@@ -127,12 +127,14 @@ def test_a_forged_tag_is_killed_and_reported(worker: Worker) -> None:
     """Assert that a process that lowers its tag to a number that no call has is ended and named."""
     script = (
         "import os, resource, time\n"
-        "if os.fork(): time.sleep(0.3); os._exit(0)\n"
+        "done, ready = os.pipe()\n"
+        "if os.fork(): os.read(done, 1); os._exit(0)\n"
         "os.setsid()\n"
         "RTTIME = 15\n"
         "import ctypes\n"
         "limit = (ctypes.c_uint64 * 2)(12345, 12345)\n"
         "assert ctypes.CDLL(None).setrlimit(RTTIME, limit) == 0\n"
+        "os.write(ready, b'x')\n"
         "time.sleep(100)\n"
     )
     reply = worker.exec([PYTHON, "-c", script])
