@@ -65,7 +65,7 @@ def test_job_control(bash):
 
 def test_password_prompt(bash):
     """Assert that a prompt can switch off the echo."""
-    bash.write(b"read -rsp 'Pass: ' p; echo; echo got=${#p}\n")
+    bash.write(b"read -rsp 'Pa''ss: ' p; echo; echo go''t=${#p}\n")
     read_until(bash, b"Pass: ")
     bash.write(b"hidden\n")
     text = read_until(bash, b"got=6")
