@@ -80,6 +80,22 @@ TECHNIQUES = [
               "    while True: held.append(os.pipe())\n"
               "except OSError: pass\n"
               "import time; time.sleep(0.2)"),
-    _protocol("all watches", "import ctypes\nlibc = ctypes.CDLL(None)\nfor _ in range(300): libc.inotify_init()",
-              "w.watches_gone() or w.worker_harmed(jail)"),
+    Technique("all watches of the user", "protocol",
+              "import ctypes, time\nlibc = ctypes.CDLL(None)\nfor _ in range(300): libc.inotify_init()\ntime.sleep(0.5)",
+              seen="host", during="w.watches_gone()", check="w.seen", landlock=False,
+              outside="would starve every other test of this user"),
+    Technique("all descriptors in flight", "protocol",
+              "import os, resource, socket, time\n"
+              "hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]\n"
+              "held = []\n"
+              "attempt(resource.setrlimit, resource.RLIMIT_NOFILE, (hard, hard))\n"
+              "try:\n"
+              "    for _ in range(100000):\n"
+              "        a, b = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM); held.append((a, b))\n"
+              "        a.setblocking(False)\n"
+              "        socket.send_fds(a, [b'x'], [0] * 250)\n"
+              "except OSError: pass\n"
+              "time.sleep(0.5)",
+              seen="host", during="w.no_descriptor_travels()", check="w.seen",
+              outside="root is exempt from the limit"),
 ]  # fmt: skip

@@ -35,6 +35,10 @@ class Technique:
     """Python expression over the world, evaluated by the test outside the jail, true when the attack succeeded."""
     prepare: str = ""
     """Python, run by the test before each of the two runs: what the host has lying around."""
+    later: str = ""
+    """Python, run by the test once the jail is up: what the host does to a tree that is being watched."""
+    during: str = ""
+    """Python expression, evaluated by the test every 0.1 s while the program runs; `w.seen` remembers a true one."""
     outside: str = "succeeds"
     """"succeeds", or why the same cannot succeed, or must not be run, without a jail."""
     root_only: bool = False

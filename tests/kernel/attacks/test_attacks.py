@@ -31,7 +31,9 @@ pytestmark = [pytest.mark.kernel, pytest.mark.timeout(60)]
 def test_the_suite_is_large_enough() -> None:
     """Assert that there are at least 80 distinct techniques, and enough of each category."""
     assert len({technique.name for technique in TECHNIQUES}) == len(TECHNIQUES) >= 80
-    assert len({technique.program + technique.check for technique in TECHNIQUES}) == len(TECHNIQUES)
+    assert len({technique.program + technique.check + technique.later for technique in TECHNIQUES}) == len(
+        TECHNIQUES
+    )
     counts = Counter(technique.category for technique in TECHNIQUES)
     assert {name: counts[name] for name in CATEGORIES if counts[name] < CATEGORIES[name]} == {}
 
@@ -57,7 +59,9 @@ def test_attack(technique: Technique, place: str, jail) -> None:
         world = world_module.World(uid)
         try:
             exec(technique.prepare, {"w": world})
-            world.run_outside(technique.program)
+            exec(technique.later, {"w": world})
+            world.note_files()
+            world.run_outside(technique.program, technique.during)
             assert succeeded(technique, world), f"the attack itself does not work: {world.output}"
         finally:
             world.close()
@@ -66,7 +70,10 @@ def test_attack(technique: Technique, place: str, jail) -> None:
         exec(technique.prepare, {"w": world})
         made = jail(world, technique.policy)
         world.note_worker(made)
-        world.run_inside(made, technique.program)
+        exec(technique.later, {"w": world})
+        world.note_files()
+        world.run_inside(made, technique.program, technique.during)
+        assert "STARTED" in world.output, f"the attack never ran: {world.output}"
         assert not succeeded(technique, world, made), world.output
     finally:
         world.close()

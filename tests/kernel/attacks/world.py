@@ -40,6 +40,7 @@ def call(name, *args):
     given = [_c.c_long(a) if isinstance(a, int) else a for a in args]
     result = _libc.syscall(_c.c_long(number), *given)
     return -_c.get_errno() if result == -1 else result
+print("STARTED", flush=True)
 """
 
 VICTIM = """
@@ -73,6 +74,8 @@ class World:
         self.result: Any = None
         self.took = 0.0
         self.connected_while_running = False
+        self.seen = False
+        self._mounted: list[str] = []
         self._hits = 0
         self._prize = self.nonce
         self._sockets: list[socket.socket] = []
@@ -81,7 +84,7 @@ class World:
         self._shm()
         self._listen()
         self._start_victim()
-        self._before = self._inodes()
+        self.note_files()
 
     # what lies around
 
@@ -193,10 +196,10 @@ class World:
 
     # the two runs
 
-    def run_outside(self, program: str) -> None:
+    def run_outside(self, program: str, during: str = "") -> None:
         """Run a technique as an ordinary process of the jail's user, with what a careless parent would leave it."""
         demote = {"user": self.uid, "group": self.uid, "extra_groups": []} if self.uid != os.getuid() else {}
-        with open(f"{self.out}/secret") as leaked, self._dialling():
+        with open(f"{self.out}/secret") as leaked, self._meanwhile(during):
             os.set_inheritable(leaked.fileno(), True)
             made = subprocess.run(
                 [PYTHON, "-I", "-c", program_text(self, program)],
@@ -212,11 +215,11 @@ class World:
             )
         self.output = made.stdout + made.stderr
 
-    def run_inside(self, jail: Any, program: str) -> None:
+    def run_inside(self, jail: Any, program: str, during: str = "") -> None:
         """Run a technique in the jail, with a secret in the backend's environment and an inheritable descriptor."""
         os.environ["VJ_LEAKED"] = self.nonce
         try:
-            with open(f"{self.out}/secret") as leaked, self._dialling():
+            with open(f"{self.out}/secret") as leaked, self._meanwhile(during):
                 os.set_inheritable(leaked.fileno(), True)
                 begin = time.monotonic()
                 self.result = jail.exec([PYTHON, "-I", "-c", program_text(self, program)], timeout=25)
@@ -226,12 +229,14 @@ class World:
         self.output = self.result.stdout_text[:100_000] + self.result.stderr_text[:100_000]
 
     @contextlib.contextmanager
-    def _dialling(self) -> Any:
-        """Try to connect to the program under attack while it runs, as a neighbour on the host would."""
+    def _meanwhile(self, during: str) -> Any:
+        """Dial the program under attack while it runs, as a neighbour on the host would, and look around."""
         stop = threading.Event()
 
         def dial() -> None:
             while not stop.wait(0.1):
+                if during and eval(during, {"w": self}):
+                    self.seen = True
                 with contextlib.suppress(OSError):
                     socket.create_connection(("127.0.0.1", self.free_port), 0.2).close()
                     self.connected_while_running = True
@@ -250,11 +255,49 @@ class World:
         """Make another text the prize of this run."""
         self._prize = text
 
+    def save(self, path: str, *, rename: bool = False) -> None:
+        """Write the secret to a file as an editor of the host does, in place or by rename."""
+        os.makedirs(os.path.dirname(path), exist_ok=True)
+        target = path + ".new" if rename else path
+        Path(target).write_text(self.nonce + "\n")
+        os.chown(target, self.uid, self.uid)
+        if rename:
+            os.rename(target, path)
+
+    def swap(self, path: str) -> None:
+        """Rename a directory away and make another one with the same files."""
+        shutil.copytree(path, path + ".copy")
+        os.rename(path, path + ".old")
+        os.rename(path + ".copy", path)
+
+    def mount(self, path: str) -> None:
+        """Mount a tmpfs that holds the secret."""
+        os.makedirs(path, exist_ok=True)
+        subprocess.run(
+            ["mount", "-t", "tmpfs", "-o", "size=64k,mode=755", "vj", path], check=True, timeout=10
+        )
+        self._mounted.append(path)
+        self.save(f"{path}/late")
+
+    def no_descriptor_travels(self) -> bool:
+        """Return whether this process can send no descriptor any more."""
+        ours, theirs = socket.socketpair()
+        with ours, theirs:
+            try:
+                socket.send_fds(ours, [b"x"], [0])
+            except OSError:
+                return True
+        return False
+
     def sparse(self, name: str, size: int) -> None:
         """Put a file without blocks into the workspace."""
         with open(f"{self.workspace}/{name}", "wb") as file:
             file.truncate(size)
         os.chown(f"{self.workspace}/{name}", self.uid, self.uid)
+
+    def note_files(self) -> None:
+        """Remember which files the host itself has put into the workspace."""
+        self._before = self._inodes()
 
     def leaked(self) -> bool:
         """Return whether the prize is in the output, or in a file of the workspace that was not there before."""
@@ -397,6 +440,8 @@ class World:
             with contextlib.suppress(OSError):
                 listener.shutdown(socket.SHUT_RDWR)
             listener.close()
+        for path in self._mounted:
+            subprocess.run(["umount", "-l", path], check=False, timeout=10)
         ctypes.CDLL(None).shmctl(self.shmid, 0, None)
         for path in self.extra:
             with contextlib.suppress(OSError):
