@@ -142,8 +142,8 @@ def test_changed_arguments_reach_the_kernel(attempt: Callable[[bytes, Calls], li
                     keys.append(rule.key)
     got = dict(zip(keys, attempt(seccomp.precompiled(ARCH, modes), calls), strict=True))
     assert len(got) > 20
-    refused = {str(-code) for code in (errno.EPERM, errno.ENOSYS, errno.EOPNOTSUPP)}
-    assert {key: outcome for key, outcome in got.items() if outcome in refused} == {}
+    # An ordinary user gets EPERM for some of them from the kernel itself.
+    assert got == dict(zip(keys, attempt(b"", calls), strict=True))
     assert got["openat.setid"] == got["fchmodat.setid"] == str(-errno.EFAULT)
     assert got["fchmod.setid"] == got["ioctl.tiocsti"] == str(-errno.EBADF)
 
