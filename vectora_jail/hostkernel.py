@@ -114,6 +114,21 @@ def proc_names() -> frozenset[str]:
     return frozenset(name for name in _listdir("/proc") if not name.isdigit())
 
 
+def listening_sockets() -> tuple[bytes, ...]:
+    """Return the named unix sockets that somebody listens on, proc(5) `/proc/net/unix`."""
+    found = set()
+    for line in read_small(b"/proc/net/unix", 1 << 22).splitlines()[1:]:
+        parts = line.split(None, 7)
+        if (
+            len(parts) == 8
+            and parts[5] == b"01"
+            and int(parts[3], 16) & 0x10000
+            and parts[7].startswith(b"/")
+        ):
+            found.add(os.path.realpath(parts[7]))
+    return tuple(sorted(path for path in found if os.path.exists(path)))
+
+
 def cgroup_facts() -> CgroupFacts:
     """Return the control group of this process and whether it can hold groups for jails."""
     memory, unified = b"", None

@@ -144,7 +144,7 @@ def plan_mounts(facts: HostFacts, view: View) -> tuple[Mount, ...]:
     _pseudo(layout, facts, view)
     kept = _without_secrets(layout.at, facts, view)
     _homes_above(kept, facts)
-    return (*_with_parents(_without_doubles(kept)), *_last())
+    return (*_with_parents(_without_doubles(kept)), *_last(view))
 
 
 def _system(layout: _Layout, entries: Iterable[SystemEntry], kind: str = "ro") -> None:
@@ -360,5 +360,7 @@ def _with_parents(mounts: list[Mount]) -> list[Mount]:
     return sorted(at.values(), key=lambda m: (depth(m.dest), m.dest))
 
 
-def _last() -> tuple[Mount, ...]:
-    return tuple(Mount("ro-remount", dest) for dest in (PRIVATE_ROOT, b"/dev", b"/"))
+def _last(view: View) -> tuple[Mount, ...]:
+    # bwrap's remount takes a bind's devices away (MS_NODEV), so the host's own /dev stays as it is
+    places = (PRIVATE_ROOT, b"/") if view.full else (PRIVATE_ROOT, b"/dev", b"/")
+    return tuple(Mount("ro-remount", dest) for dest in places)

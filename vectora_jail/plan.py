@@ -74,6 +74,8 @@ class JailPlan:
     """(name, path) of what was shown of the user's tools."""
     policy_digest: str
     arch: str
+    net_rules: Any = field(default=None, hash=False)
+    """What decides about a target (`netrules.NetRules`), None without an allowlist."""
     scratch: bytes = b""
     """Without namespaces: the directory that the backend makes for temporary files (mode 0700)."""
 
@@ -163,7 +165,7 @@ def build_plan(
     network = policy.network.mode
     allowed = frozenset(absolute(path, facts) for path in (consents.sensitive_exceptions if consents else ()))
     refuse_grants(policy, facts, allowed)
-    egress = _egress(policy, network, private=consents is None or consents.private_addresses)
+    egress, net_rules = _egress(policy, network, private=consents is None or consents.private_addresses)
     limits = plan_limits(policy, facts, isolation=isolation)
     view = View(
         level=policy.level,
@@ -217,7 +219,7 @@ def build_plan(
         bwrap=_launch(facts, network) if isolation == "bwrap" else None,
         hostname=HOSTNAME,
         mounts=mounts,
-        enter_ops=base_ops(facts, mounts) if isolation == "bwrap" else (),
+        enter_ops=base_ops(facts, mounts, low_ports=egress is not None) if isolation == "bwrap" else (),
         tree=_tree(policy, facts, mounts, allowed),
         env=environment.variables,
         dropped_env=environment.dropped,
@@ -234,6 +236,7 @@ def build_plan(
         toolchains=_shown_tools(facts, mounts),
         policy_digest=policy.digest,
         arch=facts.arch,
+        net_rules=net_rules,
         scratch=scratch,
     )
     if policy.lockdown:
@@ -256,9 +259,9 @@ def _launch(facts: HostFacts, network: str) -> BwrapLaunch:
     )
 
 
-def _egress(policy: Policy, network: str, *, private: bool) -> Any:
+def _egress(policy: Policy, network: str, *, private: bool) -> tuple[Any, Any]:
     if network != "allowlist":
-        return None
+        return None, None
     from vectora_jail.netplan import plan_names
     from vectora_jail.netrules import NetRules
 
@@ -268,7 +271,7 @@ def _egress(policy: Policy, network: str, *, private: bool) -> Any:
         policy.network.hosts,
         private_addresses=private,
     )
-    return plan_names(rules)
+    return plan_names(rules), rules
 
 
 def _hosts(policy: Policy, egress: Any) -> tuple[tuple[bytes, bytes], ...]:
@@ -309,7 +312,8 @@ def _tree(
     roots = [[m.dest, m.kind == "rw"] for m in mounts if m.is_bind and m.why in ("grant", "repository")]
     secrets = (*facts.sensitive, *facts.etc_secrets)
     places = by_place(mounts)
-    hidden = [path for path in secrets if path not in exceptions and _inside_bind(places, path)]
+    hidden = {path for path in secrets if path not in exceptions and _inside_bind(places, path)}
+    hidden.update(path for path in facts.sockets if _shown_by_default(places, path))
     protect = {workspace + b"/vectora.toml", *(fact.path for fact in facts.protect)}
     return {
         "workspace": workspace,
@@ -322,6 +326,11 @@ def _tree(
         "max_ms": SCAN_MS,
         "max_watches": WATCHES_MAX,
     }
+
+
+def _shown_by_default(places: Mapping[bytes, Mount], path: bytes) -> bool:
+    above = nearest(places, path)
+    return above is not None and above.is_bind and above.why not in ("grant", "socket")
 
 
 def _inside_bind(places: Mapping[bytes, Mount], path: bytes) -> bool:

@@ -40,6 +40,14 @@ def choose_isolation(policy: Policy, facts: HostFacts, *, weak: bool) -> str:
     bwrap = facts.bwrap
     needs_net = policy.network.mode != "host"
     if bwrap.works and (bwrap.net.ok or not needs_net):
+        if (0, 0) < facts.kernel < (5, 12):
+            raise UnsupportedPolicy(
+                f"Linux {facts.kernel[0]}.{facts.kernel[1]} cannot mount by descriptor inside a jail",
+                backend="local",
+                layer="mounts",
+                code="kernel",
+                hint="Linux 5.12 or newer",
+            )
         return "bwrap"
     code, reason, hint = why_no_bwrap(facts)
     if facts.user.uid == 0 or policy.lockdown:

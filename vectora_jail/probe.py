@@ -80,7 +80,8 @@ def collect_facts(
             ("unix", policy.network.unix),
         )
     }
-    sensitive = sensitive_paths(user.home.path, *_spelled(user.home))
+    whole = policy.read == "all" or policy.level == "danger-full-access"
+    sensitive = _sensitive(user, whole=whole)
     granted = [fact.path for name in ("rw", "ro") for fact in grants[name] if fact.exists]
     foreign = user.uid != os.geteuid()
     groups = {user.gid} if foreign else {user.gid, *(gid for gid, _ in user.groups)}
@@ -93,7 +94,6 @@ def collect_facts(
         look,
         lambda path: reachable_by(path, user.uid, groups),
     )
-    whole = policy.read == "all" or policy.level == "danger-full-access"
     certificates = _certificates(env, links)
     parent, repository = _repositories(place.path, granted)
     return HostFacts(
@@ -113,6 +113,7 @@ def collect_facts(
         certificates=certificates,
         sensitive=sensitive,
         etc_secrets=hostsystem.etc_secrets(),
+        sockets=kernel.listening_sockets() if policy.read == "all" else (),
         sys_hidden=hostsystem.sys_hidden(),
         parent_repository=parent,
         repository=repository,
@@ -170,6 +171,21 @@ def _resolve(path: str, workspace: bytes, home: bytes, links: list[tuple[bytes, 
     if text == b"~" or text.startswith(b"~/"):
         text = home + text[1:]
     return look(os.path.join(workspace, text), links)
+
+
+def _sensitive(user: UserFact, *, whole: bool) -> tuple[bytes, ...]:
+    """Return the sensitive paths of the user, and those that other homes have where a jail sees those too."""
+    own = sensitive_paths(user.home.path, *_spelled(user.home))
+    if not whole:
+        return own
+    import pwd
+
+    homes = {
+        os.path.realpath(os.fsencode(entry.pw_dir)) for entry in pwd.getpwall() if entry.pw_uid != user.uid
+    }
+    others = [home for home in homes if home.count(b"/") >= 1 and os.path.isdir(home)]
+    theirs = [path for path in sensitive_paths(*others) if os.path.lexists(path)]
+    return tuple(sorted({*own, *theirs}))
 
 
 def _spelled(home: PathFact) -> tuple[bytes, ...]:

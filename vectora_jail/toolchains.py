@@ -104,9 +104,12 @@ _SYSTEM = (
 _COMPANIONS = {"cargo": "rustup"}
 """Tools whose programs are found on PATH, and whose other half is not."""
 
-_BIN_NAMES = frozenset((b"bin", b"sbin", b"shims", b"condabin"))
+_BIN_NAMES = frozenset((b"bin", b"sbin", b"shims", b"condabin", b".bin"))
 _LINKS_MAX = 2_000
 """Names of one PATH directory that are looked at."""
+
+_SHOWN_MAX = 64
+"""Targets of links that are shown one by one: each is a mount, and mounts make a start slow."""
 
 
 class Tools(NamedTuple):
@@ -210,7 +213,11 @@ class _Search:
             self.left_out.append(real)
             return None
         self.links += links
-        if not self.covered(real):
+        if self.covered(real):
+            return fact
+        if name == "links" and len(self.found.get(name, ())) >= _SHOWN_MAX:
+            self.left_out.append(real)
+        else:
             self.found.setdefault(name, {})[real] = fact
         return fact
 
@@ -234,8 +241,9 @@ class _Search:
             return False
         if prefix.count(b"/") < 2 or any(is_below(top, prefix) for top in self.granted):
             return False
-        return any(
-            os.path.lexists(os.path.join(prefix, name)) for name in (b"lib", b"conda-meta", b"pyvenv.cfg")
+        marks = (b"lib", b"conda-meta", b"pyvenv.cfg")
+        return os.path.basename(prefix) == b"node_modules" or any(
+            os.path.lexists(os.path.join(prefix, name)) for name in marks
         )
 
     def add_links(self, directory: bytes) -> None:

@@ -271,6 +271,7 @@ def test_full_access_is_never_made_on_the_host():
     assert found[b"/sys"].kind == "ro"
     assert found[b"/dev"].kind == "devices"
     assert b"/" not in found
+    assert Mount("ro-remount", b"/dev") not in plan_mounts(facts, View(level="danger-full-access"))
 
 
 @settings(max_examples=60, deadline=None)

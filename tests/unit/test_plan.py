@@ -12,7 +12,7 @@ import pytest
 from tests.unit.host import HOME, WORKSPACE, bwrap, host, path, user
 from vectora_jail.doctor import doctor, exit_code
 from vectora_jail.errors import PolicyError, UnsupportedPolicy, WorkerSpawnError
-from vectora_jail.facts import BwrapFacts, PathFact, Trial
+from vectora_jail.facts import BwrapFacts, PathFact, SystemEntry, Trial
 from vectora_jail.mounts import by_place
 from vectora_jail.plan import build_plan
 from vectora_jail.policy import Ceiling, Limits, Network, Policy, SeccompPolicy
@@ -220,6 +220,25 @@ def test_landlock_before_abi_6_needs_consent():
         build_plan(BARE.with_(ceiling=Ceiling(git="off")), facts)
     plan = build_plan(BARE.with_(ceiling=Ceiling(git="off", weak_isolation=True)), facts)
     assert plan.cmd_scope == 0
+
+
+def test_an_old_kernel_is_named():
+    """Assert that a kernel on which no mask could follow the tree is refused before anything is started."""
+    with pytest.raises(UnsupportedPolicy, match=r"Linux 5\.10") as caught:
+        build_plan(Policy(), host(kernel=(5, 10)))
+    assert caught.value.code == "kernel"
+
+
+def test_sockets_of_services_are_covered_where_everything_shows():
+    """Assert that read = "all" covers the sockets that the host listens on, apart from those in a grant."""
+    facts = host(
+        top=(SystemEntry(b"/var", "bind"), SystemEntry(b"/home", "bind")),
+        sockets=(b"/var/lib/db/sock", WORKSPACE + b"/own.sock", b"/run/docker.sock"),
+    )
+    hidden = build_plan(Policy(read="all"), facts).tree["mask_paths"]
+    assert b"/var/lib/db/sock" in hidden
+    assert WORKSPACE + b"/own.sock" not in hidden
+    assert b"/run/docker.sock" not in hidden
 
 
 def test_no_wall_at_all_is_a_start_failure():

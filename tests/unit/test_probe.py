@@ -160,6 +160,26 @@ def test_an_unknown_installation_comes_whole(home: Path):
     assert shown == {"path": {"tools/node", "bin"}}
 
 
+def test_linked_programs_of_node_come_with_their_packages(home: Path):
+    """Assert that `node_modules/.bin` on PATH brings the packages that its links lead into, as one mount."""
+    program(home / "x/node_modules/tsc/bin/tsc")
+    (home / "x/node_modules/.bin").mkdir()
+    (home / "x/node_modules/.bin/tsc").symlink_to("../tsc/bin/tsc")
+    shown, _ = tools(home, {"PATH": f"{home}/x/node_modules/.bin"})
+    assert shown == {"path": {"x/node_modules"}}
+
+
+def test_links_to_everywhere_do_not_make_a_start_slow(home: Path):
+    """Assert that link targets beyond a number are left out by name instead of being mounted one by one."""
+    (home / ".local/bin").mkdir(parents=True)
+    for number in range(100):
+        program(home / f"proj{number}/tool")
+        (home / f".local/bin/t{number}").symlink_to(home / f"proj{number}/tool")
+    shown, found = tools(home, {"PATH": f"{home}/.local/bin"})
+    assert len(shown["links"]) == 64
+    assert len(found.left_out) == 36
+
+
 def test_venv_of_the_workspace_brings_its_interpreter(home: Path):
     """Assert that `.venv/bin/python` shows the interpreter's home, when it is one that is known."""
     program(home / ".pyenv/versions/3.12/bin/python3.12")
