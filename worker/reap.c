@@ -239,7 +239,7 @@ static void trapped(pid_t pid, int status)
 		signo = 0;
 	struct job *j = by_pid(pid);
 	if (!j)
-		j = job_by_tag(process_tag(pid));
+		j = job_by_tag(process_tag(&sweep.scan, pid));
 	raw4(SYS_ptrace, PTRACE_DETACH, pid, 0, signo);
 	if (j)
 		job_violation(j, "process", "ptrace_worker", 0, (uint64_t)pid);
@@ -335,7 +335,7 @@ void worker_exit(int code)
 			uint64_t tag;
 			found = false;
 			for (scan_begin(&sweep.scan); scan_next(&sweep.scan, &pid, &tag);)
-				if (tag != VJ_UNTAGGED && job_by_tag(tag) && !process_is_zombie(&sweep.scan, pid))
+				if (tag != VJ_UNTAGGED && !process_is_zombie(&sweep.scan, pid))
 					found |= kill(pid, SIGKILL) == 0;
 			while (raw4(SYS_wait4, -1, &status, WNOHANG | __WALL, 0) > 0)
 				continue;

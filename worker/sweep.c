@@ -17,6 +17,7 @@
 /* Where the processes begin in the directory /proc; the 60 names before them are skipped when that is true here. */
 #define PROC_FIRST_PROCESS 256
 #define PROC_MAGIC 0x9fa0
+#define ANCESTORS_MAX 256
 
 static pid_t self;
 
@@ -78,21 +79,59 @@ uint64_t tag_base(void)
 	return worker.pid1 ? VJ_TAG_BASE : VJ_TAG_BASE - (uint64_t)worker.pid * VJ_TAG_SPAN;
 }
 
-/* What a hard limit says: a tag of ours, or none. Inside a pid namespace whatever was lowered below the base is ours. */
-static uint64_t tag_of(uint64_t hard)
+static size_t read_stat(int proc, pid_t pid, char *text, size_t cap)
 {
-	uint64_t base = tag_base();
-	if (hard > base || (!worker.pid1 && hard + VJ_TAG_SPAN <= base))
-		return VJ_UNTAGGED;
-	return hard;
+	char name[24], *p = name + sizeof name;
+	static const char tail[] = "/stat";
+	p -= sizeof tail;
+	memcpy(p, tail, sizeof tail);
+	for (pid_t v = pid; v; v /= 10)
+		*--p = (char)('0' + v % 10);
+	long fd = raw4(SYS_openat, proc, p, O_RDONLY | O_CLOEXEC, 0);
+	if (fd < 0)
+		return 0;
+	long n = raw3(SYS_read, fd, text, cap - 1);
+	raw1(SYS_close, fd);
+	text[n > 0 ? n : 0] = 0;
+	return n > 0 ? (size_t)n : 0;
 }
 
-uint64_t process_tag(pid_t pid)
+/* Is it below this process? A subreaper is an ancestor of everything that its commands started. */
+static bool descends(int proc, pid_t pid)
+{
+	char text[512];
+
+	for (int depth = 0; depth < ANCESTORS_MAX && pid > 1; depth++) {
+		const char *p = read_stat(proc, pid, text, sizeof text) ? strrchr(text, ')') : NULL;
+		if (!p || p[1] != ' ' || !p[2])
+			return false;
+		pid = 0; /* ") S 123 ": the parent is the field behind the state */
+		for (p += 4; *p >= '0' && *p <= '9'; p++)
+			pid = pid * 10 + (*p - '0');
+		if (pid == self)
+			return true;
+	}
+	return false;
+}
+
+/* What a hard limit says: a tag of ours, or none. Inside a pid namespace whatever was lowered below the base is ours;
+ * elsewhere what lies in another worker's range is ours only where a command of ours has put itself there. */
+static uint64_t tag_of(int proc, pid_t pid, uint64_t hard)
+{
+	uint64_t base = tag_base();
+	if (hard > VJ_TAG_BASE)
+		return VJ_UNTAGGED;
+	if (worker.pid1 || (hard <= base && hard + VJ_TAG_SPAN > base))
+		return hard;
+	return descends(proc, pid) ? hard : VJ_UNTAGGED;
+}
+
+uint64_t process_tag(const struct scan *s, pid_t pid)
 {
 	struct vj_rlimit limit = {0, VJ_UNTAGGED};
 	if (raw4(SYS_prlimit64, pid, RLIMIT_RTTIME, 0, &limit) < 0)
 		return VJ_UNTAGGED;
-	return tag_of(limit.hard);
+	return tag_of(s->fd, pid, limit.hard);
 }
 
 int scan_next(struct scan *s, pid_t *pid, uint64_t *tag)
@@ -109,7 +148,7 @@ int scan_next(struct scan *s, pid_t *pid, uint64_t *tag)
 			s->vanished++;
 		if (e < 0)
 			continue; /* another user's process cannot be one of ours */
-		*tag = tag_of(limit.hard);
+		*tag = tag_of(s->fd, *pid, limit.hard);
 		return 1;
 	}
 }
@@ -139,20 +178,9 @@ pid_t last_pid(int fd)
 
 bool process_is_zombie(const struct scan *s, pid_t pid)
 {
-	char name[24], text[512], *p = name + sizeof name;
-	static const char tail[] = "/stat";
-	p -= sizeof tail;
-	memcpy(p, tail, sizeof tail);
-	for (pid_t v = pid; v; v /= 10)
-		*--p = (char)('0' + v % 10);
-	int fd = openat(s->fd, p, O_RDONLY | O_CLOEXEC);
-	if (fd < 0)
-		return errno == ENOENT || errno == ESRCH;
-	ssize_t n = read(fd, text, sizeof text - 1);
-	close(fd);
-	if (n <= 0)
-		return true;
-	text[n] = 0;
-	p = strrchr(text, ')'); /* the name before it may hold anything */
+	char text[512];
+	if (!read_stat(s->fd, pid, text, sizeof text))
+		return true; /* gone meanwhile */
+	const char *p = strrchr(text, ')'); /* the name before it may hold anything */
 	return p && p[1] == ' ' && (p[2] == 'Z' || p[2] == 'X');
 }

@@ -243,7 +243,7 @@ struct job {
 	bool in_pass; /* was ending when the present sweep began */
 	uint32_t seen, walks, killed;
 	uint64_t memory, written, cpu_us; /* at the last look of the sampler */
-	uint32_t procs, peak_procs;
+	uint32_t procs, peak_procs, tasks; /* tasks: threads of all its processes */
 	uint64_t peak_memory, orphan_us; /* orphan_us: processor time of descendants that the worker reaped */
 	struct source status, exec_pipe;
 	uint8_t nviolations;
@@ -311,7 +311,7 @@ void scan_begin(struct scan *s);
 /* 1 with the next process but this one, 0 at the end; *tag is VJ_UNTAGGED for a process without one. */
 int scan_next(struct scan *s, pid_t *pid, uint64_t *tag);
 bool process_is_zombie(const struct scan *s, pid_t pid);
-uint64_t process_tag(pid_t pid);
+uint64_t process_tag(const struct scan *s, pid_t pid);
 /* The number that this pid namespace gave out last (proc(5), loadavg); 0 = not known. */
 int last_pid_open(void); /* a descriptor, or -1 */
 pid_t last_pid(int fd);
@@ -325,7 +325,7 @@ struct inodes {
 	ino_t ino[VJ_INODES_MAX];
 };
 
-uint64_t process_resident(int proc, pid_t pid); /* bytes of its own: anonymous and shared memory */
+uint64_t process_resident(int proc, pid_t pid, unsigned *threads); /* bytes of its own: anonymous and shared memory */
 uint64_t process_share(int proc, pid_t pid);    /* the same, each page by its part; dearer */
 uint64_t process_cpu_us(int proc, pid_t pid);   /* with the children that it has waited for */
 uint64_t process_written(int proc, pid_t pid);

@@ -142,6 +142,22 @@ def test_a_forged_tag_is_killed_and_reported(worker: Worker) -> None:
     assert gone(worker, 0.3)
 
 
+def test_two_workers_without_a_pid_namespace_leave_each_other_alone(binary: Path) -> None:
+    """Assert that neither the end of a call nor the end of a worker touches another worker's commands."""
+    one, two = Worker(binary, hello=HELLO), Worker(binary, hello=HELLO)
+    number = one.begin("exec", command=["sh", "-c", "setsid sleep 3 & sleep 1; exit 5"], fds=[NULL] * 3)
+    while len(one.pids()) < 3:
+        time.sleep(0.002)
+    before = set(one.pids())
+    assert two.exec(["sh", "-c", "setsid sleep 100 & exit 0"])["leftovers"] == 1
+    two.begin("exec", command=["sleep", "100"], fds=[NULL] * 3)
+    two.close()
+    assert set(one.pids()) == before
+    reply = one.receive()
+    assert (reply["id"], reply["exit_code"], reply["leftovers"]) == (number, 5, 1)
+    one.close()
+
+
 def test_a_tag_cannot_be_raised(worker: Worker) -> None:
     """Assert that a command cannot take its tag off, as root neither."""
     script = (
