@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from vectora_jail.facts import HostFacts
     from vectora_jail.policy import Policy
 
-__all__ = ["Layer", "LimitPlan", "Rlimit", "plan_limits", "tmpfs_sizes"]
+__all__ = ["PIDS_SLACK", "Layer", "LimitPlan", "Rlimit", "held_layers", "plan_limits", "tmpfs_sizes"]
 
 CPU, FSIZE, STACK, CORE, NPROC, NOFILE, MEMLOCK, SIGPENDING, MSGQUEUE, NICE, RTPRIO = (
     0,
@@ -37,6 +37,8 @@ NOFILE_RESERVE = 512
 """Descriptors between a jail's limit and the backend's own: those in flight are counted per user and
 compared with the sender's limit (ETOOMANYREFS), unix(7)."""
 NOFILE_MIN = 256
+PIDS_SLACK = 64
+"""Tasks between the sampler's limit, which ends the call, and the kernel's, at which only its forks fail."""
 _MIB = 1 << 20
 _STACK = 8 * _MIB
 _MEMLOCK = 8 * _MIB
@@ -117,7 +119,7 @@ def plan_limits(policy: Policy, facts: HostFacts, *, isolation: str = "bwrap") -
         command.append(Rlimit(CPU, whole, whole + 1))
     counted = facts.user.uid != 0 and isolation == "bwrap"
     if pids and counted:
-        command.append(Rlimit(NPROC, pids, pids))
+        command.append(Rlimit(NPROC, pids + PIDS_SLACK, pids + PIDS_SLACK))
     worker = (Rlimit(CORE, 0, 0), Rlimit(NOFILE, nofile, nofile), Rlimit(MEMLOCK, _MEMLOCK, _MEMLOCK))
     layers = _layers(facts, memory, pids, disk, cpu_s, wall_s, cpus, counted=counted)
     return LimitPlan(memory, pids, disk, cpu_s, wall_s, cpus, tuple(sorted(command)), worker, layers)
@@ -146,9 +148,9 @@ def _layers(
             "pids",
             pids,
             "on" if counted else "partial",
-            f"{pids}, RLIMIT_NPROC in the jail's own user namespace"
+            f"{pids} tasks, sampled; RLIMIT_NPROC in the jail's own user namespace at {pids + PIDS_SLACK}"
             if counted
-            else f"{pids}, counted by the worker ({exempt})",
+            else f"{pids} tasks, counted by the worker ({exempt})",
         ),
         ("disk", disk, "partial", f"{disk // _MIB} MB written, sampled; one file: RLIMIT_FSIZE"),
         ("cpu", cpu_s, "partial", f"{cpu_s:g} s a call, sampled; one process: RLIMIT_CPU"),
@@ -159,6 +161,27 @@ def _layers(
         Layer(f"limit:{name}", state if value else "off", detail if value else "none asked for")
         for name, value, state, detail in found
         if value or name != "cpus"
+    )
+
+
+def held_layers(
+    layers: tuple[Layer, ...], limits: LimitPlan, version: int, held: frozenset[str]
+) -> tuple[Layer, ...]:
+    """Return the layers of a jail some of whose limits a control group of this version really holds."""
+    group = f"control group v{version}"
+    text = {
+        "limit:memory": (
+            "memory",
+            f"{limits.memory // _MIB} MB, page cache too, {group}; sampled by the worker",
+        ),
+        "limit:pids": ("pids", f"{limits.pids} tasks, sampled; {group} at {limits.pids + PIDS_SLACK}"),
+        "limit:cpus": ("cpu", f"{limits.cpus:g}, {group}"),
+    }
+    return tuple(
+        Layer(layer.name, "on", text[layer.name][1])
+        if layer.name in text and text[layer.name][0] in held
+        else layer
+        for layer in layers
     )
 
 

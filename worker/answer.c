@@ -83,6 +83,13 @@ static void write_end(const struct job *j, struct mp_writer *w)
 	}
 }
 
+/* By this signal, or, where there is such a limit, as the shell that it ran in says it. */
+static bool ended_by(int status, int signo, bool limited)
+{
+	return (WIFSIGNALED(status) && WTERMSIG(status) == signo) ||
+	       (limited && WIFEXITED(status) && WEXITSTATUS(status) == 128 + signo);
+}
+
 void job_answer(struct job *j)
 {
 	uint8_t little[1024];
@@ -92,9 +99,9 @@ void job_answer(struct job *j)
 	if (j->answered)
 		return;
 	j->answered = true;
-	if (WIFSIGNALED(j->wait_status) && WTERMSIG(j->wait_status) == SIGXFSZ)
-		job_violation(j, "limit", "disk", 0, 0);
-	if (WIFSIGNALED(j->wait_status) && WTERMSIG(j->wait_status) == SIGXCPU)
+	if (ended_by(j->wait_status, SIGXFSZ, worker.limit_disk != 0))
+		job_violation(j, "limit", "disk", worker.limit_disk, worker.limit_disk);
+	if (ended_by(j->wait_status, SIGXCPU, j->cpu_ms != 0))
 		job_violation(j, "limit", "cpu", j->cpu_ms, micros(j->usage.ru_utime) / 1000);
 	if (!j->end_ns)
 		j->end_ns = now_ns();

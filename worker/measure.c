@@ -46,11 +46,13 @@ uint64_t text_field(const char *text, const char *name)
 	return v;
 }
 
-uint64_t process_resident(int proc, pid_t pid)
+uint64_t process_resident(int proc, pid_t pid, unsigned *threads)
 {
 	char text[4096];
 	if (!read_of(proc, pid, "/status", text, sizeof text))
 		return 0;
+	if (threads)
+		*threads = (unsigned)text_field(text, "\nThreads:");
 	return (text_field(text, "\nRssAnon:") + text_field(text, "\nRssShmem:")) * 1024;
 }
 
@@ -58,7 +60,7 @@ uint64_t process_share(int proc, pid_t pid)
 {
 	char text[2048];
 	if (!read_of(proc, pid, "/smaps_rollup", text, sizeof text)) /* not dumpable: the plain number */
-		return process_resident(proc, pid);
+		return process_resident(proc, pid, NULL);
 	return (text_field(text, "\nPss_Anon:") + text_field(text, "\nPss_Shmem:")) * 1024;
 }
 

@@ -37,7 +37,7 @@ static struct {
 		pid_t pid;
 		uint64_t tag;
 	} owners[OWNERS];
-	unsigned round, nprocs;
+	unsigned round, ntasks;
 	uint64_t next_ns, cost_ns;
 	uint64_t memory, written;     /* of this round */
 	uint64_t memfd_memory;        /* of the last round that looked at descriptors */
@@ -88,7 +88,7 @@ static uint64_t tmpfs_used(void)
 
 static uint64_t amount(const struct job *j, enum what what)
 {
-	return what == MEMORY ? j->memory : what == PIDS ? j->procs : j->written;
+	return what == MEMORY ? j->memory : what == PIDS ? j->tasks : j->written;
 }
 
 /* The call that has most of it ends; true when there was one. */
@@ -161,8 +161,8 @@ static void judge(void)
 		if (observed > worker.limit_memory)
 			breach(MEMORY, worker.limit_memory, observed);
 	}
-	if (worker.limit_pids && s.nprocs > worker.limit_pids)
-		breach(PIDS, worker.limit_pids, s.nprocs);
+	if (worker.limit_pids && s.ntasks > worker.limit_pids)
+		breach(PIDS, worker.limit_pids, s.ntasks);
 	if (worker.limit_disk) {
 		uint64_t used = blocks_used();
 		if (s.rebase) {
@@ -189,11 +189,11 @@ static void begin_walk(void)
 	for (int i = 0; i < jobs_active(); i++) {
 		struct job *j = jobs_active_at(i);
 		j->memory = j->written = 0;
-		j->procs = 0;
+		j->procs = j->tasks = 0;
 		cpu |= j->cpu_ms != 0;
 	}
 	s.memory = s.written = s.memfd_now = s.cost_ns = 0;
-	s.nprocs = s.seen.n = 0;
+	s.ntasks = s.seen.n = 0;
 	s.memfds = worker.limit_memory && s.round % MEMFD_EVERY == 0;
 	s.cpu = cpu && s.round % CPU_EVERY == 0;
 	s.round++;
@@ -207,11 +207,12 @@ static void look_at(pid_t pid, uint64_t tag)
 {
 	struct job *j = tag == VJ_UNTAGGED ? NULL : job_by_tag(tag);
 	uint64_t memory = 0, written = 0, memfd = 0;
+	unsigned tasks = 1;
 
 	if (!worker.pid1 && !j)
 		return; /* the host's */
-	if (worker.limit_memory)
-		memory = process_resident(s.scan.fd, pid);
+	if (worker.limit_memory || worker.limit_pids)
+		memory = process_resident(s.scan.fd, pid, &tasks);
 	if (s.memfds)
 		memfd = process_memfds(s.scan.fd, pid, &s.seen);
 	if (worker.limit_disk)
@@ -219,12 +220,13 @@ static void look_at(pid_t pid, uint64_t tag)
 	s.memory += memory;
 	s.memfd_now += memfd;
 	s.written += written;
-	s.nprocs++;
+	s.ntasks += tasks;
 	if (!j)
 		return;
 	j->memory += memory + memfd;
 	j->written += written;
 	j->procs++;
+	j->tasks += tasks;
 	if (s.cpu)
 		j->cpu_us += process_cpu_us(s.scan.fd, pid);
 	s.owners[(unsigned)pid % OWNERS].pid = pid;

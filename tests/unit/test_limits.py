@@ -15,6 +15,7 @@ from vectora_jail.limits import (
     NOFILE_MAX,
     NOFILE_RESERVE,
     NPROC,
+    PIDS_SLACK,
     inodes,
     nofile_limit,
     plan_limits,
@@ -59,7 +60,7 @@ def test_rlimits_of_a_command():
     assert found[CORE] == (0, 0)
     assert found[CPU] == (60, 61)
     assert found[FSIZE] == (1024 * MIB, 1024 * MIB)
-    assert found[NPROC] == (64, 64)
+    assert found[NPROC] == (64 + PIDS_SLACK, 64 + PIDS_SLACK)
 
 
 def test_unlimited_sets_only_what_protects_the_backend():
