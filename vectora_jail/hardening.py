@@ -67,6 +67,7 @@ def base_ops(
     """
     ops: list[tuple[Any, ...]] = [("private",)]
     if low_ports:
+        ops.append(("network",))
         ops.append(("sysctl", "net/ipv4/ip_unprivileged_port_start", "0"))
     for name, value in facts.sysctls:
         wanted = _lowered(name, value)

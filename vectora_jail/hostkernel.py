@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import platform
 import re
 from typing import TYPE_CHECKING
 
@@ -63,7 +62,7 @@ def read_small(path: bytes, limit: int = 65_536) -> bytes:
 
 def kernel_version() -> tuple[int, int]:
     """Return the major and minor version of the running kernel."""
-    found = re.match(r"(\d+)\.(\d+)", platform.release())
+    found = re.match(r"(\d+)\.(\d+)", os.uname().release)
     return (int(found.group(1)), int(found.group(2))) if found else (0, 0)
 
 

@@ -7,7 +7,6 @@ once a process. Sources: landlock(7), cgroups(7), user_namespaces(7), proc(5).
 from __future__ import annotations
 
 import os
-import platform
 import re
 from typing import TYPE_CHECKING
 
@@ -120,7 +119,7 @@ def collect_facts(
         environ=tuple(sorted(select_environ(env, policy).items())),
         environ_names=tuple(sorted(env)),
         timezone=_timezone(env),
-        arch={"amd64": "x86_64", "arm64": "aarch64"}.get(platform.machine(), platform.machine()),
+        arch=os.uname().machine,
         kernel=kernel.kernel_version(),
         landlock_abi=abi(),
         bwrap=bwrap_facts(bwrap, uid=user.uid if foreign else None, gid=user.gid if foreign else None),
