@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from ._lanes import Lane
     from ._life import JailLife
     from ._waiting import Waiter
+    from .backends import Running
+    from .egress_lane import EgressDoor
     from .worker import Worker
 
 MAX_OUTPUT: Final = 16 * 1024 * 1024
@@ -101,12 +103,16 @@ def violations_of(reply: dict[str, Any]) -> tuple[Violation, ...]:
     return tuple(out)
 
 
-def result_of(reply: dict[str, Any], argv: list[bytes], cwd: bytes) -> ExecResult:
-    """Turn the reply to an exec into a result.
+def result_of(
+    reply: dict[str, Any], argv: list[bytes], cwd: bytes, running: Running | None = None
+) -> ExecResult:
+    """Turn the reply to an exec into a result; of a failed one `running` tells what the kernel has enforced.
 
     Raises:
         OSError: the command never started because of its directory or its size (chdir(2), execve(2)).
     """
+    if running is not None and reply.get("exit_code"):
+        _note_enforced(reply, running)
     exec_errno = wire.integer(reply, "exec_errno", 0, 4095)
     stderr = b""
     if exec_errno:
@@ -128,6 +134,32 @@ def result_of(reply: dict[str, Any], argv: list[bytes], cwd: bytes) -> ExecResul
         violations=violations_of(reply),
         leftovers_killed=wire.integer(reply, "leftovers"),
     )
+
+
+def refused_targets(door: EgressDoor, since: int) -> tuple[Violation, ...]:
+    """Return what the egress proxy has refused since then, while this call ran."""
+    return tuple(
+        Violation(
+            "network",
+            f"{attempt.host}:{attempt.port}",
+            rule=attempt.rule or attempt.reason,
+            hint=f'add "{attempt.rule_needed}" to allow in [sandbox.network]' if attempt.rule_needed else "",
+        )
+        for attempt in door.attempts_since(since)
+        if attempt.action == "deny"
+    )
+
+
+def _note_enforced(reply: dict[str, Any], running: Running) -> None:
+    """Add the limits that the kernel itself has enforced to a reply, unless the worker names them already."""
+    ask = getattr(running, "limit_events", None)  # only where the host has control groups
+    events = ask() if ask is not None else None
+    if not events:
+        return
+    said = reply.get("violations") or []
+    if type(said) is list:
+        named = {item.get("what") for item in said if type(item) is dict}
+        reply["violations"] = [*said, *(event for event in events if event["what"] not in named)]
 
 
 class Commands:
@@ -287,6 +319,8 @@ class Commands:
         )
         flags = CAPTURE_OUT | MERGE if merge_stderr else CAPTURE_OUT | CAPTURE_ERR
         number = prepared.message["id"]
+        door = worker.running.door
+        attempts = door.sequence if door is not None else 0
         worker.calls.add(number)
         try:
             lane = worker.borrow()
@@ -296,7 +330,7 @@ class Commands:
                 await self.wait(worker, lane, prepared, deadline)
                 reply = wire.decode(lane.reply())
                 wire.expect_id(reply, number)
-                result = result_of(reply, prepared.argv, prepared.cwd)
+                result = result_of(reply, prepared.argv, prepared.cwd, worker.running)
             except (ChannelClosed, wire.ProtocolError) as exc:
                 lane.close()
                 raise worker.died(str(exc)) from None
@@ -311,6 +345,8 @@ class Commands:
                 result.stdout, result.dropped_stdout = lane.output(0)
                 kept, result.dropped_stderr = lane.output(1)
                 result.stderr = kept + result.stderr
+                if door is not None and door.sequence != attempts:
+                    result.violations += refused_targets(door, attempts)
             finally:
                 if lane.fd >= 0:
                     worker.give_back(lane)

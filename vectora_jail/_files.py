@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 READ_MAX = 1 << 40
 """Bytes that one read may ask for."""
+WHOLE_MAX = 1 << 30
+"""Bytes that a read without `limit` takes: a sparse file of terabytes must not take the backend's memory."""
 _TYPES = frozenset(("file", "dir", "link", "fifo", "socket", "char", "block", "unknown"))
 
 
@@ -282,6 +284,10 @@ def _read_descriptor(fd: int, offset: int, limit: int | None, path: Path) -> byt
     if not stat.S_ISREG(st.st_mode):
         raise OSError(errno.EINVAL, "the worker sent something that is no regular file", os.fsdecode(path))
     want = max(0, st.st_size - offset)
+    if limit is None and want > WHOLE_MAX:
+        raise OSError(
+            errno.EFBIG, f"{want} bytes at once; read it in pieces with offset and limit", os.fsdecode(path)
+        )
     if limit is not None:
         want = min(want, limit)
     chunks = []

@@ -11,8 +11,10 @@ from ._files import Files
 from ._life import FilePolicy, FixedPolicy, JailLife
 from ._stream import AsyncStream, Stream, StreamCore
 from ._waiting import AsyncWaiter, SyncWaiter, drive
+from .errors import UnsupportedPolicy
 from .process import AsyncProcess, Process, spawn
 from .results import Hazard, JailReport
+from .shell import AsyncShell, Shell, open_shell
 from .terminal import AsyncTerminal, Terminal, open_terminal
 
 if TYPE_CHECKING:
@@ -188,9 +190,23 @@ class Jail(_Base):
         """Open a real terminal inside the jail (default: the user's shell)."""
         return Terminal(drive(open_terminal(self._commands, command, rows=rows, cols=cols, cwd=cwd, env=env)))
 
+    def shell(self, *, cwd: Path | None = None, env: Environment | None = None) -> Shell:
+        """Start a bash whose directory, variables and functions last from call to call."""
+        return Shell(drive(open_shell(self._commands, cwd=cwd, env=env)))
+
     def git(self, arguments: list[str], **options: Any) -> ExecResult:
         """Run git inside the jail, where no hook of the tree reaches the host (options as `exec`)."""
         return self.exec(["git", *arguments], **options)
+
+    def allow(self, rule: str, ttl: float | None = None) -> None:
+        """Let this jail reach one more target (`host:port`, `localhost:port` …) for `ttl` seconds."""
+        drive(_allow(self._life, rule, ttl))
+
+    def expose(self, port: int, *, listen: bool = True) -> Any:
+        """Return a port of this host's loopback that leads to `port` inside, or one connected socket."""
+        from .expose import expose
+
+        return drive(expose(self._life, self._life.waiter, port, listen=listen))
 
     def ping(self) -> None:
         """Ask the worker for a sign of life."""
@@ -205,6 +221,25 @@ class Jail(_Base):
 
     def __exit__(self, *exc: object) -> None:
         self.close()
+
+
+async def _allow(life: JailLife, rule: str, ttl: float | None = None) -> None:
+    """Let this jail reach one more target (`host:port`, `localhost:port` …) for `ttl` seconds, or until it ends.
+
+    Raises:
+        UnsupportedPolicy: its network is not an allowlist. ValueError: no rule. OSError(EADDRINUSE): a program in
+        the jail has that port.
+    """
+    worker = await life.ready()
+    door = worker.running.door
+    if door is None:
+        raise UnsupportedPolicy(
+            "grants at run time need an allowlist",
+            layer="network",
+            code="network_mode",
+            hint='set network.mode = "allowlist", also with an empty list',
+        )
+    await life.waiter.run(lambda: door.allow(rule, ttl))
 
 
 async def _ping(life: JailLife) -> None:
@@ -270,9 +305,23 @@ class AsyncJail(_Base):
         """Open a real terminal inside the jail (default: the user's shell)."""
         return await open_terminal(self._commands, command, rows=rows, cols=cols, cwd=cwd, env=env)
 
+    async def shell(self, *, cwd: Path | None = None, env: Environment | None = None) -> AsyncShell:
+        """Start a bash whose directory, variables and functions last from call to call."""
+        return await open_shell(self._commands, cwd=cwd, env=env)
+
     async def git(self, arguments: list[str], **options: Any) -> ExecResult:
         """Run git inside the jail, where no hook of the tree reaches the host (options as `exec`)."""
         return await self.exec(["git", *arguments], **options)
+
+    async def allow(self, rule: str, ttl: float | None = None) -> None:
+        """Let this jail reach one more target (`host:port`, `localhost:port` …) for `ttl` seconds."""
+        await _allow(self._life, rule, ttl)
+
+    async def expose(self, port: int, *, listen: bool = True) -> Any:
+        """Return a port of this host's loopback that leads to `port` inside, or one connected socket."""
+        from .expose import expose
+
+        return await expose(self._life, self._life.waiter, port, listen=listen)
 
     async def ping(self) -> None:
         """Ask the worker for a sign of life."""

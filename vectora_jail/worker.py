@@ -23,7 +23,7 @@ from ._native import sealed_memfd
 from .errors import WorkerDiedError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from ._waiting import Waiter
     from .backends import Running
@@ -56,6 +56,7 @@ class Worker:
         self.calls: set[int] = set()
         """Numbers of the calls, processes and terminals under way."""
         self.retired = False
+        self.on_close: list[Callable[[], object]] = []
         self._ids = itertools.count(2)
         self._main = socket.socket(fileno=running.channel)
         self._main_lock = threading.Lock()
@@ -304,6 +305,8 @@ class Worker:
                 return
             self._closed = True
         self._drop_idle()
+        for callback in self.on_close:
+            callback()
         self.running.close()
         self._main.close()
         _live.discard(self)

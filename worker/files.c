@@ -3,7 +3,9 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <stdio.h>
 #include <string.h>
+#include <sys/vfs.h>
 #include <unistd.h>
 
 static enum file_op op_of(struct mp_bytes b)
@@ -184,6 +186,20 @@ static uint64_t least(uint64_t a, uint64_t b)
 	return a < b ? a : b;
 }
 
+/* A file of /proc that shows this process itself (mem, environ, maps …): commands cannot read the worker, and a file
+ * call made in their name must not either. Fails closed where the kernel does not tell the file's place. */
+static bool shows_the_worker(int fd)
+{
+	struct statfs fs;
+	char link[40], place[64] = "", own[24];
+
+	if (fstatfs(fd, &fs) == 0 && (uint32_t)fs.f_type != 0x9fa0 /* PROC_SUPER_MAGIC */)
+		return false;
+	snprintf(link, sizeof link, "/proc/self/fd/%d", fd);
+	int n = snprintf(own, sizeof own, "/proc/%d/", (int)getpid());
+	return readlink(link, place, sizeof place - 1) < 0 || strncmp(place, own, (size_t)n) == 0;
+}
+
 static int read_opened(const struct file_request *rq, struct mp_writer *w, int fd, int *out_fd)
 {
 	struct stat st;
@@ -197,6 +213,8 @@ static int read_opened(const struct file_request *rq, struct mp_writer *w, int f
 		return -EINVAL;
 	if (!st.st_size) {
 		/* Empty, or a file of /proc, which tells its size only by being read. */
+		if (shows_the_worker(fd))
+			return -EACCES;
 		reply_begin(w, rq, 5);
 		reply_stat(w, &st);
 		size_t n = (size_t)least(rq->limit, FILES_INLINE_MAX), start = w->len;

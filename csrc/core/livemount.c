@@ -224,10 +224,28 @@ static int op_uncover(const struct covers *c, const char *path, const uint64_t *
 	return err;
 }
 
+static bool in_network;
+
+/* Become part of the jail's network namespace, which the owner of its mount namespace owns too. */
+static int op_network(void)
+{
+	VJ_CLEANUP_FD int own = open("/proc/1/ns/net", O_RDONLY | O_CLOEXEC);
+
+	if (own < 0)
+		return -errno;
+	if (setns(own, CLONE_NEWNET) != 0)
+		return -errno;
+	in_network = true;
+	return 0;
+}
+
 static int op_sysctl(const char *name, const char *value, size_t len)
 {
 	VJ_CLEANUP_FD int dir = open_exact(AT_FDCWD, "/proc/sys", O_PATH | O_DIRECTORY, 0);
 
+	/* /proc/sys/net shows the network of whoever looks: without the jail's own it would be the host's. */
+	if (!strncmp(name, "net/", 4) && !in_network)
+		return -EPERM;
 	if (dir < 0)
 		return dir;
 	VJ_CLEANUP_FD int fd = open_exact(dir, name, O_WRONLY, VJ_RESOLVE_BENEATH);
@@ -324,6 +342,8 @@ static int apply(const struct op *op, const struct covers *covers)
 		return op->args >= 3 ? op_cover(covers, op->path, op->number) : -EINVAL;
 	if (!strcmp(op->name, "uncover"))
 		return op_uncover(covers, op->path, op->args >= 3 ? op->number : NULL);
+	if (!strcmp(op->name, "network"))
+		return op_network();
 	if (!strcmp(op->name, "sysctl"))
 		return op_sysctl(op->path, op->value, op->value_len);
 	if (!strcmp(op->name, "inodes"))

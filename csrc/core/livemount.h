@@ -20,6 +20,7 @@
  * ["cover", path]                      hide a file or directory under an empty one
  * ["cover_at", path, dev, ino]         the same, but only when the name shows that object
  * ["uncover", path] ["uncover", path, dev, ino]   take a cover away, the second only from that object
+ * ["network"]                          enter the network namespace, for sysctl names below net/
  * ["sysctl", name, value]              name relative to /proc/sys
  * ["inodes", path, count]              limit of a tmpfs
  * Paths are absolute; str and bin are the same. */

@@ -114,7 +114,10 @@ def test_read_file_of_a_sparse_terabyte(jail, ws):
 
 def test_read_proc(jail):
     """Assert that files of /proc are read bounded."""
-    assert b"Name:" in jail.read_file("/proc/self/status")
+    assert b"MemTotal:" in jail.read_file("/proc/meminfo")
+    for name in ("mem", "environ", "maps", "status", "auxv"):
+        with pytest.raises(PermissionError):  # the worker itself, which answers the call
+            jail.read_file(f"/proc/self/{name}", offset=0)
 
 
 def test_offset_and_limit(jail, ws):

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from vectora_jail.egress_lane import EgressDoor
     from vectora_jail.plan import JailPlan
 
 __all__ = ["Backend", "Running", "load_backend"]
@@ -29,6 +30,8 @@ class Running(Protocol):
     """The worker's answer to hello."""
     owner: tuple[int, int] | None
     """uid and gid that pipes are given to, when the jail's user is not ours."""
+    door: EgressDoor | None
+    """The way out of an allowlist; None without one."""
 
     def enter(self, ops: Sequence[Sequence[Any]]) -> list[int]:
         """Apply mount operations inside the jail; one errno each, 0 is done."""

@@ -11,6 +11,7 @@ import shutil
 import socket
 import stat
 import time
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import msgpack
@@ -18,13 +19,18 @@ import msgpack
 from vectora_jail import _native, wire
 from vectora_jail._lanes import DONE, ChannelClosed, Lane
 from vectora_jail._tree import Tree
+from vectora_jail.cgroupplace import MODES
+from vectora_jail.cgroups import make_group, spread
 from vectora_jail.errors import UnsupportedPolicy, WorkerSpawnError
+from vectora_jail.limits import held_layers
 from vectora_jail.mounts import bwrap_arguments
 from vectora_jail.proof import prove
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from vectora_jail.cgroups import Group
+    from vectora_jail.egress_lane import EgressDoor
     from vectora_jail.plan import JailPlan
 
 __all__ = ["LocalBackend", "make"]
@@ -51,6 +57,9 @@ class LocalRunning:
         self.hello: dict[str, Any] = {}
         self._started = started
         self._tree = tree
+        self._group: Group | None = None
+        self.door: EgressDoor | None = None
+        """The way out of an allowlist; None without one."""
         self._closed = False
         self._status: int | None = None
 
@@ -71,6 +80,25 @@ class LocalRunning:
     def tree_report(self) -> dict[str, Any]:
         """Return what is covered now."""
         return {} if self._closed else self._tree.report()
+
+    def limit_events(self) -> list[dict[str, Any]]:
+        """Return the limits that the kernel has enforced since the last look, as violations of a reply."""
+        return [] if self._group is None else self._group.events()
+
+    def hold(self, group: Group | None) -> None:
+        """Put the worker, and with it all that it will start, under the limits that its control groups hold."""
+        spread(self._started.pid, self.plan.limits.cpus)
+        if group is None:
+            return
+        self._group = group
+        try:
+            group.add(self._started.pid)
+        except OSError:  # ended already, which hello tells better; or not ours to move: the sampler remains
+            group.remove()
+            self._group = None
+            return
+        layers = held_layers(self.plan.layers, self.plan.limits, group.version, group.held)
+        self.plan = replace(self.plan, layers=layers)
 
     def health(self) -> str:
         """Return why the worker does not run, `""` while it does."""
@@ -93,17 +121,23 @@ class LocalRunning:
         if self._closed:
             return
         self._closed = True
+        if self.door is not None:
+            self.door.close()
         status = _native.reap(self._started, 2.0)
         if status is not None:
             self._status = status
         self._started.close()
         self._tree.close()
+        if self._group is not None:
+            self._group.remove()
         if self.plan.scratch:
             shutil.rmtree(self.plan.scratch, ignore_errors=True)
 
     def forget(self) -> None:
         """Close descriptors in the child of a fork."""
         self._closed = True
+        if self.door is not None:
+            self.door.close()
         self._started.close()
 
 
@@ -123,6 +157,13 @@ class LocalBackend:
     """Starts jails on this host with bwrap, or with Landlock alone where the plan says so."""
 
     name = "local"
+
+    def __init__(self, options: dict[str, Any]) -> None:
+        self._options = options
+        self._cgroup = options.get("cgroup", "auto")
+        if self._cgroup not in MODES:
+            msg = f"backend_options: cgroup is one of {', '.join(MODES)}, not {self._cgroup!r}"
+            raise ValueError(msg)
 
     def start(self, plan: JailPlan) -> LocalRunning:
         """Start one jail.
@@ -168,14 +209,42 @@ class LocalBackend:
                 os.close(fd)
         running = LocalRunning(plan, started, ours.detach(), tree, owner)
         try:
+            running.hold(make_group(plan.limits, self._cgroup))
             if bwrap is not None:
                 self._enter(running, plan, tree, started)
             self._hello(running, plan)
+            if plan.egress is not None:
+                running.door = self._open_door(running, plan)
         except BaseException:
             os.close(running.channel)
             running.close()
             raise
         return running
+
+    def _open_door(self, running: LocalRunning, plan: JailPlan) -> EgressDoor:
+        """Give the worker a lane on which it hands out the connections of an allowlist."""
+        from vectora_jail.egress_lane import EgressDoor
+
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        main = Lane(os.dup(running.channel))
+        try:
+            main.request(wire.encode({"op": "lane", "id": 1}), [theirs.fileno()], int(HELLO_TIMEOUT_S * 1000))
+            return EgressDoor.open(
+                ours, plan.net_rules, plan.egress, on_request=self._options.get("on_request")
+            )
+        except (OSError, ChannelClosed) as exc:
+            ours.close()
+            raise WorkerSpawnError(
+                f"the ports of the allowlist could not be opened: {exc}",
+                code="egress",
+                layer="network",
+                stage="egress",
+                errno=getattr(exc, "errno", 0) or 0,
+                hint="h11 is needed: pip install 'vectora-jail[network]'",
+            ) from None
+        finally:
+            main.close()
+            theirs.close()
 
     @staticmethod
     def _enter(running: LocalRunning, plan: JailPlan, tree: Tree, started: _native.Started) -> None:
@@ -298,6 +367,9 @@ def _blob(data: bytes) -> int:
 
 
 def make(options: dict[str, Any]) -> LocalBackend:
-    """Return the backend (it takes no options)."""
-    del options
-    return LocalBackend()
+    """Return the backend.
+
+    Options: `bwrap`, an explicit path; `on_request`, asked about targets not listed; `cgroup`, whose control groups
+    may be divided (`cgroupplace`).
+    """
+    return LocalBackend(options)
