@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from pathlib import Path
 
@@ -11,12 +12,7 @@ def ids(path: str) -> dict[str, str]:
     table = {}
     for line in Path(path).read_text(encoding="utf-8").splitlines():
         name, _, mark = line.partition("\t")
-        table[
-            name.replace("[root]", "[]")
-            .replace("[user]", "[]")
-            .replace("[root-", "[-")
-            .replace("[user-", "[-")
-        ] = mark
+        table[re.sub(r"(?<=[\[-])(?:root|user)(?=[\]-])", "*", name)] = mark
     return table
 
 
