@@ -13,7 +13,6 @@ from vectora_jail.errors import WorkerSpawnError
 from vectora_jail.paths import look, reachable_by
 from vectora_jail.policy import Network, Policy
 from vectora_jail.probe import collect_facts, user_of
-from vectora_jail.scratch import make_scratch, remove_scratch
 from vectora_jail.sensitive import sensitive_paths
 from vectora_jail.toolchains import find_toolchains
 
@@ -328,25 +327,6 @@ def test_worktree_pointer_must_be_answered(home: Path):
     assert collect_facts(bytes(worktree), policy, environ={}).repository == ()
     (git / "worktrees/wt/gitdir").write_text(f"{worktree}/.git\n")
     assert [f.path for f in collect_facts(bytes(worktree), policy, environ={}).repository] == [bytes(git)]
-
-
-def test_scratch_is_ours_alone(tmp_path: Path):
-    """Assert that the directory for temporary files is private, and never somebody's plant."""
-    place = tmp_path / "scratch"
-    for _ in range(2):
-        make_scratch(bytes(place))
-    assert (place / "tmp").stat().st_mode & 0o777 == 0o700
-    remove_scratch(bytes(place))
-    assert not place.exists()
-    (tmp_path / "elsewhere").mkdir()
-    place.symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(WorkerSpawnError, match="not a directory of ours"):
-        make_scratch(bytes(place))
-    open_to_all = tmp_path / "open"
-    open_to_all.mkdir()
-    open_to_all.chmod(0o777)
-    with pytest.raises(WorkerSpawnError, match="not a directory of ours"):
-        make_scratch(bytes(open_to_all))
 
 
 def test_shell_and_name_are_safe_for_passwd(tmp_path: Path):
