@@ -1,0 +1,570 @@
+"""A persistent shell: one bash whose directory, variables and functions last from call to call.
+
+bash reads its program from a pipe, one line a call; its own three streams are `/dev/null`. The caller's streams lie
+on descriptors 201 (status), 202 (stderr) and 203 (stdout), so that neither a prompt nor a sentinel comes into them.
+After the status everything that bash and the children it has waited for wrote is in the pipes already. Numbers above
+250 would collide with bash's own.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import signal as signal_module
+import time
+from typing import TYPE_CHECKING, Any, Final
+
+from ._command import timeout_ms
+from ._core import MAX_OUTPUT, _now
+from ._faces import blocking
+from ._shellstate import SNAPSHOT, quote, restoring
+from .errors import CommandFailed, WorkerDiedError
+from .process import _pipe_for, _Started
+from .results import ExecResult, Usage
+
+if TYPE_CHECKING:
+    from ._command import Environment, Path
+    from ._core import Commands
+    from ._lanes import Lane
+    from ._waiting import Waiter
+    from .worker import Worker
+
+STATE_MAX: Final = 8 * 1024 * 1024
+"""Bytes of variables and functions that are kept over a restart."""
+PATIENCE_S: Final = 0.2
+"""How long a command has to end after one signal before the next, harder one."""
+DRAIN_MAX: Final = 1024 * 1024
+"""What a pipe can hold at most, pipe(7): more than this was not written before the status."""
+
+_BOOT: Final = (
+    "exec 200<&0 201>&3 202>&2 203>&1 3>&- </dev/null >/dev/null 2>&1; "
+    'exec "$BASH" --norc --noprofile /proc/self/fd/200'
+)
+_FIRST: Final = b"exec 200<&-; BASH_ARGV0=bash\n"
+_INTERRUPT: Final = (
+    'walk() { local c; for c in $(</proc/"$1"/task/"$1"/children); do walk "$c"; kill -INT "$c"; done; } '
+    '2>/dev/null; walk "$1"'
+)
+
+
+def _line(command: bytes, source: bytes) -> bytes:
+    """Return the program line of one call; the byte 1 says that the streams were there and the command ran."""
+    return (
+        rb"{ \builtin printf '\1' >&201; \builtin eval "
+        + quote(command)
+        + rb"; } >&203 2>&202 <"
+        + source
+        + b"; "
+        rb"""{ \builtin printf '%d\n' "$?" >&201 || \builtin exit; }""" + b"\n" + SNAPSHOT
+    )
+
+
+class _Capture:
+    """Output up to a cap; beyond it the first and the last half of it."""
+
+    __slots__ = ("_cap", "_head", "_tail", "dropped")
+
+    def __init__(self, cap: int) -> None:
+        self._cap = cap
+        self._head = bytearray()
+        self._tail: bytearray | None = None
+        self.dropped = 0
+
+    def add(self, data: bytes) -> None:
+        if self._tail is None:
+            self._head += data
+            if len(self._head) <= self._cap:
+                return
+            half = self._cap // 2
+            self._tail = self._head[half:]
+            del self._head[half:]
+        else:
+            self._tail += data
+        over = len(self._tail) - (self._cap - len(self._head))
+        if over > 0:
+            del self._tail[:over]
+            self.dropped += over
+
+    def value(self) -> bytes:
+        return bytes(self._head) + bytes(self._tail or b"")
+
+
+class _OutOfStep(Exception):
+    """What came on the status pipe is no answer: a command has closed or used it."""
+
+
+class _Bash(_Started):
+    """One bash and its pipes; replaced when a command ends it."""
+
+    def __init__(self, worker: Worker, lane: Lane, number: int, waiter: Waiter, argv: list[bytes]) -> None:
+        super().__init__(worker, lane, number, waiter, argv)
+        self.program = self.status = -1
+        self.streams = [-1, -1]
+        self.captures = (_Capture(0), _Capture(0))
+        self.state = (b"", b"")
+        self.code: int | None = None
+        self.begun = False
+        self.open = False
+        """A call is under way."""
+        self._due = False
+        """The state after the last call has not come whole yet."""
+        self._buffer = bytearray()
+        self._epoll = select.epoll()
+
+    def adopt(self, ours: list[int]) -> None:
+        """Take over our ends of the pipes: program, stdout, stderr, status."""
+        self.program, self.streams[0], self.streams[1], self.status = ours
+        for fd in (*ours[1:], self._lane.fd):
+            self._epoll.register(fd, select.EPOLLIN)
+
+    @property
+    def worker(self) -> Worker:
+        return self._worker
+
+    def _ended(self) -> None:
+        self._epoll.unregister(self._lane.fd)  # the lane is somebody else's from now on
+        super()._ended()
+
+    def _lost(self, reason: str) -> None:
+        self._epoll.unregister(self._lane.fd)
+        super()._lost(reason)
+
+    def begin(self, cap: int) -> None:
+        self.captures = (_Capture(cap), _Capture(cap))
+        self.code, self.begun, self.open = None, False, True
+
+    def _parse(self) -> None:
+        """Read the status pipe: `state NUL state NUL` of the call before, then the byte 1, the code, a line feed."""
+        buffer = self._buffer
+        while True:
+            if self._due:
+                first = buffer.find(0)
+                second = buffer.find(0, first + 1) if first >= 0 else -1
+                if second < 0:
+                    if len(buffer) > STATE_MAX:
+                        raise _OutOfStep
+                    return
+                self.state = (bytes(buffer[:first]), bytes(buffer[first + 1 : second]))
+                del buffer[: second + 1]
+                self._due = False
+            if not buffer:
+                return
+            if not self.open:
+                raise _OutOfStep
+            if buffer[0] == 1 and not self.begun:
+                self.begun = True
+                del buffer[:1]
+            end = buffer.find(b"\n")
+            if end < 0 and len(buffer) < 8:
+                return
+            if not 0 < end < 8 or not buffer[:end].isdigit():
+                raise _OutOfStep
+            self.code = int(buffer[:end]) & 0xFF
+            self.open, self._due = False, True
+            del buffer[: end + 1]
+
+    def _take_status(self) -> None:
+        while True:
+            try:
+                data = os.read(self.status, 65536)
+            except BlockingIOError:
+                return
+            if not data:
+                self._epoll.unregister(self.status)
+                return
+            self._buffer += data
+            self._parse()
+            if len(data) < 65536:
+                return
+
+    def drain(self, which: int) -> None:
+        """Take what lies in a stream's pipe now."""
+        taken, fd = 0, self.streams[which]
+        while taken < DRAIN_MAX and fd >= 0:
+            try:
+                data = os.read(fd, 65536)
+            except BlockingIOError:
+                return
+            if not data:
+                self._epoll.unregister(fd)
+                os.close(fd)
+                self.streams[which] = -1
+                return
+            taken += len(data)
+            self.captures[which].add(data)
+
+    async def pump(self, timeout: float) -> None:
+        """Handle what comes within `timeout` seconds, or has come already. Raises _OutOfStep."""
+        if self._waiter.blocking:
+            events = self._epoll.poll(timeout)
+        else:
+            await self._waiter.readable(self._epoll.fileno(), timeout)
+            events = self._epoll.poll(0)
+        for fd, _ in events:
+            if fd == self.status:
+                self._take_status()
+            elif fd == self._lane.fd:
+                self._look()
+            else:
+                self.drain(self.streams.index(fd))
+
+    async def give(self, text: bytes) -> None:
+        """Write program text; bash may be busy writing to us meanwhile."""
+        view = memoryview(text)
+        while view:
+            try:
+                view = view[os.write(self.program, view) :]
+            except BlockingIOError:
+                await self.pump(0)
+                if not self.running:
+                    return
+                await self._waiter.writable(self.program, 0.05)
+            except BrokenPipeError:
+                return
+
+    @property
+    def running(self) -> bool:
+        """Whether its end has not been seen."""
+        return self._result is None and self._error is None
+
+    async def until(self, deadline: float | None) -> bool:
+        """Wait for the call's code or the end of bash; False at the deadline.
+
+        Raises:
+            WorkerDiedError: the worker ended. _OutOfStep: the status pipe is of no use any more.
+        """
+        while self.open and self.running:
+            left = 0.5 if deadline is None else min(0.5, deadline - _now())
+            if left <= 0:
+                return False
+            await self.pump(left)
+            if self.open and self.running and left >= 0.5:
+                health = self._worker.running.health()
+                if health and health != "stopped by a signal":
+                    self._lost(health)
+        if self._error is not None:
+            raise self._error
+        self.drain(0)
+        self.drain(1)
+        return True
+
+    @property
+    def ended(self) -> ExecResult | None:
+        """How bash ended, None while it runs."""
+        return self._result
+
+    async def signal(self, signo: int) -> None:
+        await self._tell({"op": "signal", "signo": signo, "tree": True})
+
+    async def close(self) -> None:
+        """Kill bash with everything that it has started, and close the pipes."""
+        try:
+            if self.alive:
+                await self._tell({"op": "kill"})
+                await self._wait(2.0)
+        except (TimeoutError, WorkerDiedError):
+            pass
+        finally:
+            self.close_pipes()
+
+    def close_pipes(self) -> None:
+        self._epoll.close()
+        for fd in (self.program, self.status, *self.streams):
+            if fd >= 0:
+                os.close(fd)
+        self.program = self.status = -1
+        self.streams = [-1, -1]
+
+
+class AsyncShell:
+    """A bash that lives from call to call, for asyncio; `Shell` is the same for threads."""
+
+    def __init__(self, commands: Commands, cwd: Path | None, env: Environment | None) -> None:
+        """Remember how to start; the first call (or `open_shell`) starts bash."""
+        self._commands = commands
+        self._waiter = commands.waiter
+        self._cwd = cwd
+        self._env = env
+        self._lock = self._waiter.lock()
+        self._bash: _Bash | None = None
+        self._state: tuple[bytes, bytes] | None = None
+        self._closed = False
+        self._inputs = 0
+
+    @property
+    def pid(self) -> int:
+        """The bash inside the jail; another one after a restart; 0 when there is none now."""
+        return self._bash.pid if self._bash is not None else 0
+
+    @property
+    def alive(self) -> bool:
+        """Whether a bash waits for the next command; without one the next call starts it."""
+        return self._bash is not None and self._bash.alive
+
+    async def start(self) -> None:
+        """Start bash now."""
+        async with self._lock:
+            await self._ready()
+
+    async def _ready(self) -> tuple[_Bash, bool]:
+        """Return a bash in step, in the jail's present worker; and whether it replaces one."""
+        if self._closed:
+            msg = "the shell is closed"
+            raise ValueError(msg)
+        worker = await self._commands.life.ready()
+        bash = self._bash
+        if bash is not None:
+            if bash.worker is worker and bash.running and await self._in_step(bash):
+                return bash, False
+            await self._drop(bash)
+        self._bash = await self._launch(worker)
+        return self._bash, bash is not None
+
+    @staticmethod
+    async def _in_step(bash: _Bash) -> bool:
+        try:
+            await bash.pump(0)
+        except _OutOfStep:
+            return False
+        return bash.running
+
+    async def _drop(self, bash: _Bash) -> None:
+        """End a bash; the state after its last whole call is what the next one starts with."""
+        self._bash = None
+        if bash.state[0]:
+            self._state = bash.state
+        await bash.close()
+
+    async def _launch(self, worker: Worker) -> _Bash:
+        commands = self._commands
+        boot = ["bash", "--norc", "--noprofile", "-c", _BOOT]
+        prepared = commands.prepare(worker, "spawn", boot, cwd=self._cwd, env=self._env, limit_time=False)
+        prepared.message["script"] = True  # a fourth descriptor, 3 of the command
+        ours: list[int] = []
+        theirs: list[int] = []
+        bash = None
+        try:
+            for ours_is_read in (False, True, True, True):
+                mine, other = _pipe_for(worker.running.owner, ours_is_read=ours_is_read)
+                ours.append(mine)
+                theirs.append(other)
+            prepared.fds[:] = theirs
+            bash = _Bash(worker, worker.borrow(), prepared.message["id"], self._waiter, prepared.argv)
+            await bash.start(lambda to: commands.send(worker, to, prepared, 0, 2))
+            bash.adopt(ours)
+        except BaseException:
+            if bash is not None:
+                bash.close_pipes()
+            for fd in ours:
+                os.close(fd)
+            raise
+        finally:
+            for fd in theirs:
+                os.close(fd)
+        base = tuple(prepared.message.get("env") or worker.running.plan.env)
+        program = _FIRST
+        if self._state is not None:
+            bash.state = self._state
+            program += rb"\builtin eval " + quote(restoring(*self._state, base)) + b"\n"
+        try:
+            await bash.give(program)
+        except BaseException:
+            await bash.close()
+            raise
+        return bash
+
+    async def run(
+        self,
+        command: str | bytes,
+        *,
+        timeout: float | None = None,
+        stdin: bytes | str | None = None,
+        max_output: int = MAX_OUTPUT,
+        check: bool = False,
+    ) -> ExecResult:
+        """Run a command line in the shell and return how it ended; calls of several threads come one after the other.
+
+        A command that ends the shell (`exit`, `exec`, `set -e`, a signal) returns that exit code with
+        `shell_restarted`; the next call runs in a new bash with the state at the end of the call before: directory,
+        variables, functions, aliases, options and umask, but no jobs, traps, read-only variables, errexit or open
+        descriptors. A shell that was replaced before the command ran says `shell_restarted` too.
+
+        Args:
+            command: Lines for bash.
+            timeout: Seconds; can only lower the policy's `wall_s`. At the end of it the command is interrupted, 0.2 s
+                later bash itself, then everything in the shell is killed; the exit code is 124.
+            stdin: What the command reads; default `/dev/null`.
+            max_output: Bytes kept of each stream: the first and the last half of it when there is more.
+            check: Raise CommandFailed unless the command ended with 0.
+
+        Raises:
+            ValueError: NUL in the command, or the shell is closed. WorkerDiedError, WorkerSpawnError, PolicyError:
+            there is no jail.
+        """
+        text = command.encode("utf-8", "surrogateescape") if isinstance(command, str) else bytes(command)
+        if b"\0" in text:
+            msg = "the command holds a NUL byte"
+            raise ValueError(msg)
+        async with self._lock:
+            bash, restarted = await self._ready()
+            limit = timeout_ms(timeout, bash.worker.running.plan.wall_s)
+            source = b"/dev/null"
+            if stdin is not None:
+                source = await self._input(bash.worker, stdin)
+            try:
+                result = await self._call(bash, _line(text, quote(source)), limit, max_output)
+                if result is None:  # the streams were gone, so the command did not run
+                    await self._drop(bash)
+                    bash, restarted = (await self._ready())[0], True
+                    result = await self._call(bash, _line(text, quote(source)), limit, max_output)
+            finally:
+                self._commands.life.touch()
+                if stdin is not None:
+                    await self._forget_input(bash.worker, source)
+            if result is None:
+                result = ExecResult(1, shell_restarted=True)
+            result.shell_restarted = result.shell_restarted or restarted
+        if check and result.exit_code:
+            raise CommandFailed(os.fsdecode(text), result)
+        return result
+
+    async def _call(self, bash: _Bash, line: bytes, limit_ms: int, cap: int) -> ExecResult | None:
+        """Give bash one line and wait for its end; None when the command did not run."""
+        start = _now()
+        bash.begin(cap)
+        lost = timed_out = False
+        try:
+            await bash.give(line)
+            if not await bash.until(start + limit_ms / 1000 if limit_ms else None):
+                timed_out = True
+                await self._break(bash)
+        except _OutOfStep:
+            lost = True
+        except BaseException:
+            await self._drop(bash)
+            raise
+        ended = bash.ended
+        if ended is None and not lost and bash.code is not None:
+            if not bash.begun:
+                return None
+            result = ExecResult(bash.code, usage=Usage(wall=_now() - start))
+        else:
+            await self._drop(bash)
+            ended = bash.ended
+            result = ExecResult(1, shell_restarted=True, usage=Usage(wall=_now() - start))
+            if ended is not None and not lost:
+                result.exit_code, result.signal = ended.exit_code, ended.signal
+                result.violations, result.usage = ended.violations, Usage(wall=_now() - start)
+        if timed_out:
+            result.exit_code, result.timed_out, result.signal = 124, True, 0
+        out, err = bash.captures
+        result.stdout, result.dropped_stdout = out.value(), out.dropped
+        result.stderr, result.dropped_stderr = err.value(), err.dropped
+        return result
+
+    async def _break(self, bash: _Bash) -> None:
+        """End the command under way: its processes first, then bash, each with a moment to obey."""
+        await self._interrupt_children(bash)
+        if await bash.until(_now() + PATIENCE_S):
+            return
+        await bash.signal(signal_module.SIGINT)
+        if await bash.until(_now() + PATIENCE_S):
+            return
+        await bash.signal(signal_module.SIGKILL)
+        await bash.until(_now() + 2.0)
+
+    async def _interrupt_children(self, bash: _Bash) -> None:
+        """Send SIGINT to what bash has started, not to bash: it ends from it when it waits for a child."""
+        if bash.alive:
+            await self._commands.exec(["bash", "-c", _INTERRUPT, "_", str(bash.pid)], timeout=2.0)
+
+    async def interrupt(self) -> bool:
+        """End the command under way in another thread or task, as ^C would; False when there is none.
+
+        Its processes get SIGINT; when the command has not ended 0.2 s later bash gets it too, and 0.2 s later all is
+        killed; then the shell restarts with the state before the call.
+        """
+        bash = self._bash
+        if bash is None or not bash.open or not bash.running:
+            return False
+        await self._interrupt_children(bash)
+        for signo in (signal_module.SIGINT, signal_module.SIGKILL):
+            until = time.monotonic() + PATIENCE_S
+            while bash.open and bash.running and time.monotonic() < until:
+                await self._waiter.sleep(0.01)
+            if not (bash.open and bash.running and self._bash is bash):
+                break
+            await bash.signal(signo)
+        return True
+
+    async def _input(self, worker: Worker, stdin: bytes | str) -> bytes:
+        """Put the input into a file of the jail's private directory: a pipe could not end without being closed."""
+        data = stdin.encode("utf-8", "surrogateescape") if isinstance(stdin, str) else bytes(stdin)
+        env = dict(item.partition(b"=")[::2] for item in worker.running.plan.env)
+        self._inputs += 1
+        name = f"/.vectora-jail-input-{self.pid}-{id(self):x}-{self._inputs}"
+        path = env.get(b"TMPDIR", b"/tmp") + name.encode()
+        await self._files().write_file(path, data, mode=0o600)
+        return path
+
+    async def _forget_input(self, worker: Worker, path: bytes) -> None:
+        if worker.alive:
+            try:
+                await self._files().remove(path)
+            except FileNotFoundError:
+                pass
+
+    def _files(self) -> Any:
+        from ._files import Files
+
+        return Files(self._commands.life, self._waiter)
+
+    async def close(self) -> None:
+        """End bash and everything that it has started."""
+        self._closed = True
+        bash, self._bash = self._bash, None
+        if bash is not None:
+            await bash.close()
+
+    async def __aenter__(self) -> AsyncShell:
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        await self.close()
+
+
+async def open_shell(
+    commands: Commands, *, cwd: Path | None = None, env: Environment | None = None
+) -> AsyncShell:
+    """Start a persistent shell (see `Jail.shell`)."""
+    shell = AsyncShell(commands, cwd, env)
+    await shell.start()
+    return shell
+
+
+class Shell:
+    """A bash whose directory, variables and functions last from call to call. Thread-safe."""
+
+    def __init__(self, core: AsyncShell) -> None:
+        """Wrap what `Jail.shell` has started."""
+        self._core = core
+
+    run = blocking("_core", AsyncShell.run)
+    interrupt = blocking("_core", AsyncShell.interrupt)
+    close = blocking("_core", AsyncShell.close)
+
+    @property
+    def pid(self) -> int:
+        """The bash inside the jail; another one after a restart."""
+        return self._core.pid
+
+    @property
+    def alive(self) -> bool:
+        """Whether a bash waits for the next command; without one the next call starts it."""
+        return self._core.alive
+
+    def __enter__(self) -> Shell:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
