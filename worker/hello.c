@@ -145,7 +145,7 @@ void hello(struct lane *l, const struct request *q, struct message *m)
 
 /* ---- the lease: without a word from the host for so long, the jail ends; time asleep counts ---- */
 
-static uint64_t boot_ns(void)
+uint64_t boot_ns(void)
 {
 	struct timespec t;
 	clock_gettime(CLOCK_BOOTTIME, &t);

@@ -64,24 +64,33 @@ uint64_t process_share(int proc, pid_t pid)
 	return (text_field(text, "\nPss_Anon:") + text_field(text, "\nPss_Shmem:")) * 1024;
 }
 
-/* Processor time of a process and of the children that it has waited for. */
-uint64_t process_cpu_us(int proc, pid_t pid)
+/* The sum of the fields first..last of /proc/N/stat, numbered from 1 as in proc(5). */
+static uint64_t stat_fields(int proc, pid_t pid, int first, int last)
 {
 	char text[1024];
-	uint64_t ticks = 0;
+	uint64_t sum = 0;
 	const char *p = read_of(proc, pid, "/stat", text, sizeof text) ? strrchr(text, ')') : NULL;
 
-	/* utime, stime, cutime, cstime are the fields 14 to 17; the one behind the name is the third. */
-	for (int k = 3; p && k <= 17; k++) {
+	for (int k = 3; p && k <= last; k++) { /* the third is the first behind the name */
 		p = strchr(p + 1, ' ');
-		if (!p || k < 14)
+		if (!p || k < first)
 			continue;
 		uint64_t v = 0;
 		for (const char *d = p + 1; *d >= '0' && *d <= '9'; d++)
 			v = v * 10 + (uint64_t)(*d - '0');
-		ticks += v;
+		sum += v;
 	}
-	return ticks * (1000000 / USER_HZ);
+	return sum;
+}
+
+uint64_t process_cpu_us(int proc, pid_t pid)
+{
+	return stat_fields(proc, pid, 14, 17) * (1000000 / USER_HZ); /* utime, stime, cutime, cstime */
+}
+
+uint64_t process_started_ns(int proc, pid_t pid)
+{
+	return stat_fields(proc, pid, 22, 22) * (1000000000 / USER_HZ);
 }
 
 uint64_t process_written(int proc, pid_t pid)

@@ -13,6 +13,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <signal.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <sys/statfs.h>
@@ -25,6 +26,7 @@
 #define MEMFD_EVERY 10 /* rounds */
 #define TMPFS_MAGIC_NUMBER 0x01021994
 
+#define TICK_SLACK (20 * MS) /* the kernel tells a process's start in hundredths of a second */
 #define CPU_EVERY 5    /* rounds */
 #define OWNERS 256     /* processes that are remembered with their call */
 
@@ -203,6 +205,14 @@ static void begin_walk(void)
 	scan_begin(&s.scan);
 }
 
+/* A process that is older than the call whose tag it shows has put itself there, to outlive its own. */
+static bool older_than(pid_t pid, const struct job *j)
+{
+	uint64_t born = process_started_ns(s.scan.fd, pid);
+	uint64_t began = boot_ns() - (now_ns() - j->start_ns);
+	return born && born + TICK_SLACK < began;
+}
+
 static void look_at(pid_t pid, uint64_t tag)
 {
 	struct job *j = tag == VJ_UNTAGGED ? NULL : job_by_tag(tag);
@@ -229,8 +239,11 @@ static void look_at(pid_t pid, uint64_t tag)
 	j->tasks += tasks;
 	if (s.cpu)
 		j->cpu_us += process_cpu_us(s.scan.fd, pid);
-	s.owners[(unsigned)pid % OWNERS].pid = pid;
-	s.owners[(unsigned)pid % OWNERS].tag = tag;
+	const unsigned i = (unsigned)pid % OWNERS;
+	if ((s.owners[i].pid != pid || s.owners[i].tag != tag) && older_than(pid, j) && kill(pid, SIGKILL) == 0)
+		job_violation(j, "process", "tag_forged", 0, (uint64_t)pid);
+	s.owners[i].pid = pid;
+	s.owners[i].tag = tag;
 }
 
 void sampler_start(const struct job *began)

@@ -328,6 +328,7 @@ struct inodes {
 uint64_t process_resident(int proc, pid_t pid, unsigned *threads); /* bytes of its own: anonymous and shared memory */
 uint64_t process_share(int proc, pid_t pid);    /* the same, each page by its part; dearer */
 uint64_t process_cpu_us(int proc, pid_t pid);   /* with the children that it has waited for */
+uint64_t process_started_ns(int proc, pid_t pid); /* CLOCK_BOOTTIME, a hundredth of a second exact; 0 = not known */
 uint64_t process_written(int proc, pid_t pid);
 uint64_t process_memfds(int proc, pid_t pid, struct inodes *seen); /* bytes in memfds not seen before */
 uint64_t text_field(const char *text, const char *name); /* the number behind a name such as "\nRssAnon:" */
@@ -373,6 +374,7 @@ int confine_descriptors(int *channel, int *out); /* out NULL, or the second desc
 void hello(struct lane *l, const struct request *q, struct message *m);
 void lease_renew(void);
 void lease_check(void);
+uint64_t boot_ns(void); /* CLOCK_BOOTTIME */
 
 /* ---- terminal.c ---- */
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -93,6 +95,34 @@ def test_too_many_processes(limited: Any) -> None:
     assert reply["timed_out"] is False
     assert limit_of(reply)["what"] == "pids"
     assert gone(worker)
+
+
+def test_a_process_cannot_hide_in_a_later_call(limited: Any) -> None:
+    """Assert that one that takes the tag of a younger call is killed, so that it does not outlive its own."""
+    worker = limited(memory=2048 * MIB)
+    first, second = worker.lane(), worker.lane()
+    script = (
+        "import ctypes, os, sys\n"
+        "tag = int(sys.stdin.readline())\n"
+        "assert ctypes.CDLL(None).setrlimit(15, (ctypes.c_uint64 * 2)(tag, tag)) == 0\n"
+        "print('hidden', flush=True)\n"
+        "import time; time.sleep(100)\n"
+    )
+    tell, ask = os.pipe()
+    read, write = os.pipe()
+    worker.begin("exec", lane=first, command=[PYTHON, "-c", script], fds=[tell, write, write])
+    time.sleep(0.1)  # the age that tells them apart is counted in hundredths of a second
+    young = "import resource, time; print(resource.getrlimit(15)[1], flush=True); time.sleep(3)"
+    worker.begin("exec", lane=second, command=[PYTHON, "-c", young], fds=[NULL, write, write])
+    for fd in (tell, write):
+        os.close(fd)
+    with open(read, "rb") as stream, open(ask, "wb", buffering=0) as pen:
+        pen.write(stream.readline())
+        assert stream.readline() == b"hidden\n"
+    assert first.receive()["signal"] == 9
+    reply = second.receive()
+    assert reply["exit_code"] == 0
+    assert [violation["what"] for violation in reply["violations"]] == ["tag_forged"]
 
 
 @pytest.mark.parametrize("limited", ["plain"], indirect=True)
