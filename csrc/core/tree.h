@@ -32,6 +32,7 @@ enum dir_flags {
 	DIR_UNWATCHED = 64, /* the watch could not be made */
 	DIR_LISTED = 128,
 	DIR_WORKSPACE = 512, /* holds the policy file */
+	DIR_INNER = 1024,    /* in a covered directory: everything in it is covered too, see ITEM_DEEP */
 	DIR_DEAD = 256,   /* taken out; freed when no queued event points to it */
 };
 struct vj_dir {
@@ -57,6 +58,10 @@ enum item_flags {
 	ITEM_SEEN = 64,
 	ITEM_SENT = 128, /* in the list of ops that was handed out last */
 	ITEM_PATH = 256, /* named by path in the policy */
+	/* A directory that was covered late: a process may have entered it before, and for that process the cover does
+	 * not exist. So the files in it are covered one by one, below the cover (ITEM_INNER). */
+	ITEM_DEEP = 512,
+	ITEM_INNER = 1024,
 };
 struct vj_item {
 	struct vj_item *same_path, *same_object;
@@ -85,7 +90,14 @@ struct tree_git {
 	char *path;
 	char kind; /* d directory, f pointer file, l symlink */
 	bool audited;
-	bool late; /* appeared while the jail lived */
+	bool late;    /* appeared while the jail lived */
+	bool settled; /* and no command that may still be making it was running: it can be locked */
+};
+
+/* One op of the last list. */
+struct tree_sent {
+	struct vj_item *item; /* NULL: dropped meanwhile */
+	bool uncover;
 };
 
 struct tree_list {
@@ -122,17 +134,18 @@ struct vj_tree {
 	struct tree_object *known; /* objects that were covered and whose name is not known now */
 	size_t nknown, known_cap;
 	struct tree_list links, planted, appeared, baseline; /* links: symlinks that match a mask */
+	struct tree_list pinned; /* directories that were pinned before the first command */
 	struct tree_list unreadable, host_runs; /* directories; files that appeared and that tools of the host run */
 	struct tree_git *gits;
 	size_t ngits;
 	uint64_t watches;
 
-	struct vj_item **sent; /* in the order of the last list of ops */
+	struct tree_sent *sent; /* in the order of the last list of ops */
 	size_t nsent;
 
 	uint64_t entries, ndirs_seen, rescans;
 	double ms;
-	bool complete, scanned, live, pending, rescan_mode, links_dirty, gits_dirty, names_dirty, alias_wanted, policy_existed;
+	bool complete, scanned, live, pending, rescan_mode, links_dirty, gits_dirty, names_dirty, alias_wanted;
 	char reason[TREE_REASON_MAX], no_watch[TREE_REASON_MAX]; /* why the walk is incomplete; why there is no watch */
 
 	int mntns_fd, userns_fd;
@@ -142,7 +155,8 @@ struct vj_tree {
 	struct tree_touch *queue;
 	size_t nqueue, queue_cap;
 	bool queue_lost; /* overflow: walk again */
-	bool policy_arrived, policy_raced; /* not protected yet; written to, or open for writing, before it was */
+	/* the policy file: not protected yet; written to or open for writing before it was; came where none was */
+	bool policy_arrived, policy_raced, policy_planted, policy_absent;
 	struct vj_tree *next;
 	int users;
 	bool dead, visited;
@@ -166,6 +180,7 @@ bool tree_known_take(struct vj_tree *t, const struct tree_object *o);
 bool tree_knows_inode(const struct vj_tree *t, uint64_t ino);
 /* Read-only bind at path and pins of what stands between it and its grant. Nothing outside the writable grants. */
 int tree_protect(struct vj_tree *t, const char *path, size_t len, unsigned flags, const struct tree_object *o);
+int tree_pin(struct vj_tree *t, const char *path, size_t len, const struct tree_object *o);
 int tree_pin_parents(struct vj_tree *t, const char *path, size_t len);
 const struct tree_root *tree_root_of(const struct vj_tree *t, const char *path, size_t len); /* the deepest, or NULL */
 int tree_list_add(struct tree_list *l, const char *text, size_t len);
@@ -204,7 +219,8 @@ struct tree_look {
 int tree_look_read(struct tree_look *l);
 size_t tree_look_rel(const struct vj_tree *t, const struct vj_dir *d, const char *path);
 int tree_look_other_name(struct tree_look *l);
-int tree_look_decide(struct tree_look *l); /* < 0: error, 0: done with this name, 1: a directory to walk */
+/* < 0: error, 0: done with this name, 1: a directory to walk, 2: a directory whose whole content is covered */
+int tree_look_decide(struct tree_look *l);
 
 /* ---- treescan.c ---- */
 struct tree_walk {
@@ -248,7 +264,6 @@ int tree_move_away(const struct vj_tree *t, const char *path, const char *kind, 
 
 /* ---- treeaudit.c ---- */
 int tree_audit_baseline(struct vj_tree *t); /* what is there before the jail's first command is not the agent's */
-void tree_audit_free(struct vj_tree *t);
 
 /* ---- treewatch.c ---- */
 void tree_watch_add(struct vj_tree *t, struct vj_dir *d, const char *path);

@@ -170,7 +170,7 @@ static void inspect_file(struct audit *a, const char *gitdir, const char *name, 
 	found(a, path, kind, a->text, n > 0 ? (size_t)n : 0);
 }
 
-/* exec lines of an interactive rebase: `exec CMD` or `x CMD`, git-rebase(1). */
+/* exec lines of an interactive rebase, `exec CMD` or `x CMD`, git-rebase(1); a symlink on the way is the agent's. */
 static void inspect_todo(struct audit *a, const char *gitdir, const char *name)
 {
 	char path[TREE_PATH_MAX], lines[TEXT_MAX];
@@ -178,7 +178,7 @@ static void inspect_todo(struct audit *a, const char *gitdir, const char *name)
 	if (tree_join(path, sizeof path, gitdir, name) < 0)
 		return;
 	ssize_t n = read_text(a, path);
-	if (n == -ELOOP) /* through a symlink of the agent's */
+	if (n == -ELOOP)
 		n = snprintf(a->text, FILE_MAX, "exec (symlink)\n");
 	a->todo = a->todo || n > 0;
 	if (n <= 0 || known_text(a, path, a->text, (size_t)n))
@@ -319,12 +319,13 @@ static struct audit *audit_new(struct vj_tree *t, bool record)
 
 static void audit_free(struct audit *a)
 {
-	for (size_t i = 0; i < a->n; i++) {
+	for (size_t i = 0; a && i < a->n; i++) {
 		free(a->found[i].path);
 		free(a->found[i].text);
 		free(a->found[i].moved);
 	}
-	free(a->text);
+	if (a)
+		free(a->text);
 	free(a);
 }
 
@@ -340,11 +341,6 @@ int tree_audit_baseline(struct vj_tree *t)
 	}
 	audit_free(a);
 	return 0;
-}
-
-void tree_audit_free(struct vj_tree *t)
-{
-	tree_list_free(&t->baseline);
 }
 
 static int encode(const struct audit *a, uint8_t **buf, size_t *len)
@@ -375,25 +371,31 @@ static int encode(const struct audit *a, uint8_t **buf, size_t *len)
 	return w.overflow ? -E2BIG : a ? (int)a->n : 0;
 }
 
-int vj_tree_git_audit(struct vj_tree *t, uint8_t **buf, size_t *len)
+int vj_tree_git_audit(struct vj_tree *t, int idle, uint8_t **buf, size_t *len)
 {
 	struct audit *a = NULL;
 	pthread_mutex_lock(&t->lock);
 	for (size_t i = 0; i < t->ngits && t->git != VJ_GIT_OFF; i++) {
 		struct tree_git *g = &t->gits[i];
+		if (idle && g->late && !g->settled)
+			g->settled = t->gits_dirty = true;
 		if (g->audited || (t->git == VJ_GIT_READ_ONLY && !g->late))
 			continue;
-		if (!a && !(a = audit_new(t, false)))
-			break;
+		if (!a && !(a = audit_new(t, false))) {
+			pthread_mutex_unlock(&t->lock);
+			return -ENOMEM;
+		}
 		a->record = a->todo = false;
 		inspect_git(a, g);
+		/* a repository that the agent made is looked at each time: it may hold its directories open */
+		g->audited = !a->todo && !g->late;
+		if (g->late)
+			continue;
 		a->record = true; /* what stays is harmless and read-only from now on: the host may change it */
 		inspect_git(a, g);
-		g->audited = !a->todo;
 	}
 	int n = encode(a, buf, len);
-	if (a)
-		audit_free(a);
+	audit_free(a);
 	pthread_mutex_unlock(&t->lock);
 	return n;
 }

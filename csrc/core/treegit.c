@@ -128,8 +128,7 @@ static int lock_config(struct vj_tree *t, const char *gitdir)
 	const struct tree_root *root = tree_root_of(t, gitdir, len);
 	if (!root || !root->writable || tree_stat(gitdir, &o) != 0 || !S_ISDIR(o.mode))
 		return 0;
-	const struct vj_item *it = tree_item_at(t, gitdir, len);
-	int err = len > root->len ? tree_item_add(t, gitdir, len, ITEM_PIN, it ? it->flags : 0u, &o) : 0;
+	int err = len > root->len ? tree_pin(t, gitdir, len, &o) : 0;
 	if (!err)
 		err = tree_pin_parents(t, gitdir, len);
 	for (size_t i = 0; i < sizeof LOCKED_DIRS / sizeof *LOCKED_DIRS && !err; i++)
@@ -234,7 +233,7 @@ static int lock_one(struct vj_tree *t, const struct tree_git *g)
 	struct tree_object o;
 	snprintf(worktree, sizeof worktree, "%.*s", (int)(strrchr(g->path, '/') - g->path), g->path);
 	const struct tree_root *root = tree_root_of(t, g->path, strlen(g->path));
-	if (t->git == VJ_GIT_OFF || !root || !root->writable)
+	if (t->git == VJ_GIT_OFF || !root || !root->writable || (g->late && !g->settled))
 		return 0;
 	if (g->kind == 'd')
 		return lock_gitdir(t, g->path, worktree);

@@ -167,7 +167,7 @@ int tree_item_add(struct vj_tree *t, const char *path, size_t len, enum item_wha
 	t->nitems++;
 	t->ncovers += what == ITEM_COVER;
 	t->pending = true;
-	if (t->scanned && what == ITEM_COVER && t->appeared.n < 1000)
+	if (t->scanned && what == ITEM_COVER && !(flags & ITEM_INNER) && t->appeared.n < 1000)
 		tree_list_add(&t->appeared, path, len);
 	return 0;
 }
@@ -185,8 +185,8 @@ void tree_item_drop(struct vj_tree *t, struct vj_item *item, bool remember)
 	if (remember && item->what == ITEM_COVER)
 		tree_known_add(t, &item->object);
 	for (size_t i = 0; i < t->nsent; i++)
-		if (t->sent[i] == item)
-			t->sent[i] = NULL;
+		if (t->sent[i].item == item)
+			t->sent[i].item = NULL;
 	free(item);
 }
 

@@ -63,6 +63,15 @@ static bool original_is_masked(void *ctx, const char *name, size_t len)
 	return tree_stat(path, &o) != 0 || !S_ISDIR(o.mode);
 }
 
+/* Is this a directory that commands could enter before it is covered? A cover that follows its object is none. */
+static bool covered_late(const struct tree_look *l, unsigned flags)
+{
+	const struct vj_item *it = tree_item_at(l->t, l->path, l->len);
+	if (!l->t->scanned || (flags & (ITEM_HISTORY | ITEM_ALIAS)))
+		return false;
+	return !it || it->what != ITEM_COVER || it->object.ino != l->o.ino || (it->flags & ITEM_DEEP);
+}
+
 static int cover(struct tree_look *l, unsigned flags)
 {
 	int err = tree_look_read(l);
@@ -70,9 +79,13 @@ static int cover(struct tree_look *l, unsigned flags)
 		return err == -ENOENT ? 0 : err;
 	if (S_ISLNK(l->o.mode))
 		return 0;
-	if (!S_ISDIR(l->o.mode) && l->o.nlink > 1)
+	bool dir = S_ISDIR(l->o.mode);
+	if (!dir && l->o.nlink > 1)
 		l->t->alias_wanted = true;
-	return tree_item_add(l->t, l->path, l->len, ITEM_COVER, flags, &l->o);
+	if (dir && covered_late(l, flags))
+		flags |= ITEM_DEEP;
+	err = tree_item_add(l->t, l->path, l->len, ITEM_COVER, flags, &l->o);
+	return err ? err : flags & ITEM_DEEP ? 2 : 0;
 }
 
 /* Is this an object that is covered or protected under another name? 1: yes, an item was made. */
@@ -90,7 +103,7 @@ int tree_look_other_name(struct tree_look *l)
 		bool link = !S_ISDIR(l->o.mode) && l->o.nlink > 1;
 		if (it->what == ITEM_COVER) {
 			int err = cover(l, link ? ITEM_ALIAS : ITEM_HISTORY);
-			return err ? err : 1;
+			return err < 0 ? err : 1;
 		}
 		if (it->what == ITEM_RO && link) {
 			int err = tree_protect(t, l->path, l->len, ITEM_ALIAS, &l->o);
@@ -99,19 +112,16 @@ int tree_look_other_name(struct tree_look *l)
 	}
 	if (lost && tree_known_take(t, &l->o)) {
 		int err = cover(l, ITEM_HISTORY);
-		return err ? err : 1;
+		return err < 0 ? err : 1;
 	}
 	return 0;
 }
 
-static int protect_name(struct tree_look *l, const struct tree_name *n)
+static int protect_name(struct tree_look *l)
 {
 	struct vj_tree *t = l->t;
 	if (tree_look_read(l) != 0)
 		return 0;
-	if (t->scanned && !t->policy_existed && n->parent_len == t->workspace_len &&
-	    strcmp(l->path + l->name, "vectora.toml") == 0)
-		tree_list_add(&t->planted, l->path, l->len);
 	return tree_protect(t, l->path, l->len, ITEM_PATH, &l->o);
 }
 
@@ -160,6 +170,11 @@ int tree_look_decide(struct tree_look *l)
 	const char *name = l->path + l->name;
 	size_t len = l->len - l->name;
 	bool ruled = (l->dir->flags & DIR_LISTED) != 0, dir = l->type == TYPE_DIR;
+	if (l->dir->flags & DIR_INNER) {
+		if (l->type == TYPE_LNK || dir || t->ncovers > VJ_TREE_COVERS_MAX / 2)
+			return dir ? 2 : 0;
+		return cover(l, ITEM_INNER);
+	}
 	enum gi_verdict v = ruled ? verdict(l, l->path, l->len, dir ? GI_DIR : 0u) : GI_NONE;
 	const struct tree_name *mask = t->nnames ? named(l, NAME_MASK, name, len) : NULL;
 	if (l->type == TYPE_LNK) {
@@ -172,7 +187,7 @@ int tree_look_decide(struct tree_look *l)
 	} else if (t->nitems || t->nknown) {
 		int err = tree_look_other_name(l);
 		if (err)
-			return err < 0 ? err : 0;
+			return err == 1 ? 0 : err;
 	}
 	if (t->live && ruled) {
 		look_for_bare(l);
@@ -186,7 +201,7 @@ int tree_look_decide(struct tree_look *l)
 	}
 	const struct tree_name *protect = t->nnames ? named(l, NAME_PROTECT, name, len) : NULL;
 	if (protect) {
-		int err = protect_name(l, protect);
+		int err = protect_name(l);
 		if (err)
 			return err;
 	}

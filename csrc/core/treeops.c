@@ -40,6 +40,19 @@ static int what_is_above(struct vj_tree *t, const char *path, size_t len)
 	return best;
 }
 
+/* A pin is a second mount over the directory: a process that stands in it already keeps the first one, and covers made
+ * later do not show to it. So pins are made before the first command, and again only where the host has replaced what
+ * was pinned. */
+int tree_pin(struct vj_tree *t, const char *path, size_t len, const struct tree_object *o)
+{
+	const struct vj_item *it = tree_item_at(t, path, len);
+	if (!t->scanned)
+		tree_list_add(&t->pinned, path, len);
+	else if (!tree_list_has(&t->pinned, path, len))
+		return 0;
+	return tree_item_add(t, path, len, ITEM_PIN, it ? it->flags : 0u, o);
+}
+
 int tree_pin_parents(struct vj_tree *t, const char *path, size_t len)
 {
 	const struct tree_root *root = tree_root_of(t, path, len);
@@ -59,7 +72,7 @@ int tree_pin_parents(struct vj_tree *t, const char *path, size_t len)
 			return 0; /* inside something read-only or covered nothing can be renamed */
 		if (tree_stat(parent, &o) != 0 || !S_ISDIR(o.mode))
 			return 0; /* a race; the event that tells of it comes */
-		int err = tree_item_add(t, parent, len, ITEM_PIN, it ? it->flags : 0, &o);
+		int err = tree_pin(t, parent, len, &o);
 		if (err)
 			return err;
 	}
@@ -86,31 +99,107 @@ static unsigned depth_of(const struct vj_item *it)
 	return n;
 }
 
-static int by_order(const void *a, const void *b)
+static int by_place(const struct vj_item *x, const struct vj_item *y)
 {
-	const struct vj_item *x = *(struct vj_item *const *)a, *y = *(struct vj_item *const *)b;
-	if (x->what != y->what)
-		return x->what < y->what ? -1 : 1;
 	unsigned dx = depth_of(x), dy = depth_of(y);
 	return dx != dy ? (dx < dy ? -1 : 1) : strcmp(x->path, y->path);
 }
 
+static int by_order(const void *a, const void *b)
+{
+	const struct vj_item *x = ((const struct tree_sent *)a)->item, *y = ((const struct tree_sent *)b)->item;
+	return x->what != y->what ? (x->what < y->what ? -1 : 1) : by_place(x, y);
+}
+
+/* The late directory that an inner item lies in; NULL when a cover above that one hides both. */
+static struct vj_item *deep_above(struct vj_tree *t, const struct vj_item *it)
+{
+	struct vj_item *found = NULL;
+	for (size_t len = it->len; len > 1;) {
+		while (len > 1 && it->path[len - 1] != '/')
+			len--;
+		struct vj_item *up = len > 1 ? tree_item_at(t, it->path, --len) : NULL;
+		if (up && up->what == ITEM_COVER && !(up->flags & ITEM_INNER))
+			found = up;
+	}
+	return found && (found->flags & ITEM_DEEP) ? found : NULL;
+}
+
+static bool wants_op(struct vj_tree *t, const struct vj_item *it, bool all)
+{
+	return (all || !(it->flags & ITEM_APPLIED)) && !(it->flags & ITEM_INNER) &&
+	       what_is_above(t, it->path, it->len) < ITEM_COVER;
+}
+
+struct inner {
+	struct vj_item *deep, *item;
+};
+
+static int by_deep(const void *a, const void *b)
+{
+	const struct inner *x = a, *y = b;
+	return x->deep != y->deep ? strcmp(x->deep->path, y->deep->path) : strcmp(x->item->path, y->item->path);
+}
+
+/* Inner covers lie below the cover of their directory: it is lifted, they are made, it is put back, in one go. */
+static int collect_inner(struct vj_tree *t)
+{
+	size_t n = 0;
+	struct inner *found = calloc(t->nitems + 1, sizeof *found);
+	if (!found)
+		return -ENOMEM;
+	for (size_t i = 0; i < t->items_size; i++)
+		for (struct vj_item *it = t->by_path[i]; it; it = it->same_path)
+			if ((it->flags & ITEM_INNER) && !(it->flags & ITEM_APPLIED) && (found[n].deep = deep_above(t, it)))
+				found[n++].item = it;
+	qsort(found, n, sizeof *found, by_deep);
+	for (size_t i = 0; i < n; i++) {
+		struct vj_item *deep = found[i].deep;
+		if (i == 0 || found[i - 1].deep != deep)
+			t->sent[t->nsent++] = (struct tree_sent){deep, true};
+		t->sent[t->nsent++] = (struct tree_sent){found[i].item, false};
+		if (i + 1 == n || found[i + 1].deep != deep)
+			t->sent[t->nsent++] = (struct tree_sent){deep, false};
+		deep->flags &= (uint16_t)~ITEM_APPLIED;
+	}
+	free(found);
+	return 0;
+}
+
+static void write_op(struct mp_writer *w, const struct tree_sent *s)
+{
+	const struct vj_item *it = s->item;
+	static const char *const names[] = {"pin", "ro", "cover_at"};
+	mp_write_array(w, s->uncover || it->what == ITEM_PIN ? 2 : it->what == ITEM_RO ? 3 : 4);
+	mp_write_str(w, s->uncover ? "uncover" : names[it->what]);
+	mp_write_bin(w, it->path, it->len);
+	if (!s->uncover && it->what == ITEM_RO)
+		mp_write_bool(w, true);
+	if (!s->uncover && it->what == ITEM_COVER) {
+		mp_write_uint(w, it->object.dev);
+		mp_write_uint(w, it->object.ino);
+	}
+}
+
 int tree_ops_encode(struct vj_tree *t, bool all, uint8_t **buf, size_t *len)
 {
+	struct mp_writer w;
 	size_t size = 16;
+	*buf = NULL;
 	free(t->sent);
 	t->nsent = 0;
-	t->sent = malloc((t->nitems + 1) * sizeof(struct vj_item *));
+	t->sent = calloc(2 * t->nitems + 1, sizeof *t->sent); /* a late directory twice, never more than it has items */
 	if (!t->sent)
 		return -ENOMEM;
 	for (size_t i = 0; i < t->items_size; i++)
 		for (struct vj_item *it = t->by_path[i]; it; it = it->same_path)
-			if ((all || !(it->flags & ITEM_APPLIED)) && what_is_above(t, it->path, it->len) < ITEM_COVER) {
-				t->sent[t->nsent++] = it;
-				size += it->len + 48;
-			}
-	qsort(t->sent, t->nsent, sizeof(struct vj_item *), by_order);
-	struct mp_writer w;
+			if (wants_op(t, it, all))
+				t->sent[t->nsent++] = (struct tree_sent){it, false};
+	qsort(t->sent, t->nsent, sizeof *t->sent, by_order);
+	if (!all && collect_inner(t))
+		return -ENOMEM;
+	for (size_t i = 0; i < t->nsent; i++)
+		size += t->sent[i].item->len + 48;
 	*buf = malloc(size);
 	if (!*buf) {
 		t->nsent = 0;
@@ -118,18 +207,8 @@ int tree_ops_encode(struct vj_tree *t, bool all, uint8_t **buf, size_t *len)
 	}
 	mp_writer_init(&w, *buf, size);
 	mp_write_array(&w, (uint32_t)t->nsent);
-	for (size_t i = 0; i < t->nsent; i++) {
-		const struct vj_item *it = t->sent[i];
-		mp_write_array(&w, it->what == ITEM_PIN ? 2 : it->what == ITEM_RO ? 3 : 4);
-		mp_write_str(&w, it->what == ITEM_PIN ? "pin" : it->what == ITEM_RO ? "ro" : "cover_at");
-		mp_write_bin(&w, it->path, it->len);
-		if (it->what == ITEM_RO)
-			mp_write_bool(&w, true);
-		if (it->what == ITEM_COVER) {
-			mp_write_uint(&w, it->object.dev);
-			mp_write_uint(&w, it->object.ino);
-		}
-	}
+	for (size_t i = 0; i < t->nsent; i++)
+		write_op(&w, &t->sent[i]);
 	*len = w.len;
 	return w.overflow ? -E2BIG : 0;
 }
@@ -142,20 +221,18 @@ int tree_ops_answer(struct vj_tree *t, const int32_t *results, size_t count, siz
 	*retry = 0;
 	t->pending = false;
 	for (size_t i = 0; i < t->nsent; i++) {
-		struct vj_item *it = t->sent[i];
+		struct vj_item *it = t->sent[i].item;
 		int32_t r = i < count ? results[i] : EIO;
-		if (!it)
+		if (!it || t->sent[i].uncover) /* what was not covered need not be lifted */
 			continue;
 		if (r == 0 || r == ENOENT || r == ENOTDIR) {
 			it->flags |= ITEM_APPLIED;
-		} else if (r == ESTALE || r == ELOOP) {
-			(*retry)++;
-			worst = worst ? worst : -r;
-			t->pending = true;
-		} else {
-			worst = -r;
-			t->pending = true;
+			continue;
 		}
+		t->pending = true;
+		*retry += r == ESTALE || r == ELOOP;
+		if (!worst || (r != ESTALE && r != ELOOP))
+			worst = -r;
 	}
 	return worst;
 }

@@ -29,16 +29,21 @@ static int item_path(const void *a, const void *b)
 	return strcmp((*(struct vj_item *const *)a)->path, (*(struct vj_item *const *)b)->path);
 }
 
+static bool is_wanted(const struct vj_item *it, enum item_what what, unsigned flags)
+{
+	return it->what == what && (it->flags & flags) == flags && !(it->flags & ITEM_INNER);
+}
+
 static void write_items(struct mp_writer *w, const char *key, struct vj_item *const *all, size_t n, enum item_what what,
 			unsigned flags)
 {
 	uint32_t count = 0;
 	for (size_t i = 0; i < n; i++)
-		count += all[i]->what == what && (all[i]->flags & flags) == flags;
+		count += is_wanted(all[i], what, flags);
 	mp_write_str(w, key);
 	mp_write_array(w, count);
 	for (size_t i = 0; i < n; i++)
-		if (all[i]->what == what && (all[i]->flags & flags) == flags)
+		if (is_wanted(all[i], what, flags))
 			mp_write_bin(w, all[i]->path, all[i]->len);
 }
 
@@ -112,6 +117,17 @@ static void write_report(struct mp_writer *w, const struct vj_tree *t, struct vj
 	write_known(w, t, all, n);
 }
 
+static void note_planted(struct vj_tree *t)
+{
+	char path[TREE_PATH_MAX];
+	int n = tree_join(path, sizeof path, t->workspace, "vectora.toml");
+	tree_watch_lock();
+	bool planted = t->policy_planted;
+	tree_watch_unlock();
+	if (planted && n > 0)
+		tree_list_add(&t->planted, path, (size_t)n);
+}
+
 int vj_tree_report(struct vj_tree *t, uint8_t **buf, size_t *len)
 {
 	pthread_mutex_lock(&t->lock);
@@ -122,6 +138,7 @@ int vj_tree_report(struct vj_tree *t, uint8_t **buf, size_t *len)
 			all[n++] = it;
 			size += 2u * it->len + 64;
 		}
+	note_planted(t);
 	for (size_t i = 0; i < t->ngits; i++)
 		size += strlen(t->gits[i].path) + 16;
 	size += list_size(&t->planted) + list_size(&t->appeared) + list_size(&t->unreadable) + list_size(&t->host_runs) + 32 * t->nknown;

@@ -113,7 +113,10 @@ int tree_scan_all(struct vj_tree *t)
 	}
 	if (!t->scanned) {
 		snprintf(policy, sizeof policy, "%s/vectora.toml", t->workspace_len == 1 ? "" : t->workspace);
-		t->policy_existed = tree_stat(policy, &o) == 0;
+		bool absent = tree_stat(policy, &o) != 0;
+		tree_watch_lock();
+		t->policy_absent = absent;
+		tree_watch_unlock();
 		if (!err)
 			err = tree_audit_baseline(t);
 	}

@@ -77,11 +77,11 @@ static int unreadable(struct vj_tree *t, struct vj_dir *d, const char *path, siz
 	return tree_item_add(t, path, len, ITEM_COVER, 0, &o);
 }
 
-static int child_dir(struct tree_walk *w, struct vj_dir *d, const struct tree_look *l)
+static int child_dir(struct tree_walk *w, struct vj_dir *d, const struct tree_look *l, bool inner)
 {
 	struct vj_tree *t = w->t;
 	const char *name = l->path + l->name;
-	unsigned flags = d->flags & (DIR_WRITABLE | DIR_DOTGIT);
+	unsigned flags = (d->flags & (DIR_WRITABLE | DIR_DOTGIT)) | (inner ? DIR_INNER : 0u);
 	if (!(flags & DIR_DOTGIT) && strcasecmp(name, ".git") == 0)
 		flags |= DIR_DOTGIT;
 	for (size_t i = 0; i < t->nroots; i++)
@@ -131,10 +131,10 @@ static int visit(struct tree_walk *w, struct vj_dir *d, struct tree_look *l, con
 	}
 	if (w->aliases) {
 		int err = l->type == TYPE_LNK ? 0 : tree_look_other_name(l);
-		return err < 0 ? err : l->type == TYPE_DIR ? child_dir(w, d, l) : 0;
+		return err < 0 ? err : l->type == TYPE_DIR ? child_dir(w, d, l, false) : 0;
 	}
 	int r = tree_look_decide(l);
-	return r == 1 ? child_dir(w, d, l) : r;
+	return r > 0 ? child_dir(w, d, l, r == 2) : r;
 }
 
 static int list(struct tree_walk *w, struct vj_dir *d, char *buffer, enum tree_fs *kind)
@@ -278,13 +278,13 @@ int tree_look_at(struct vj_tree *t, struct vj_dir *d, const char *name, size_t l
 	l.ino = l.o.ino;
 	l.type = S_ISDIR(l.o.mode) ? TYPE_DIR : S_ISLNK(l.o.mode) ? TYPE_LNK : TYPE_REG;
 	int r = tree_look_decide(&l);
-	if (r != 1)
+	if (r <= 0)
 		return r;
 	struct tree_walk *w = malloc(sizeof *w);
 	if (!w)
 		return -ENOMEM;
 	begin(w, t, false);
-	int err = child_dir(w, d, &l);
+	int err = child_dir(w, d, &l, r == 2);
 	if (!err && w->depth) {
 		struct vj_dir *c = w->stack[--w->depth];
 		err = walk(w, c);

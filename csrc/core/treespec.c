@@ -241,11 +241,12 @@ void vj_tree_free(struct vj_tree *t)
 	free(t->audit);
 	tree_list_free(&t->links);
 	tree_list_free(&t->planted);
+	tree_list_free(&t->pinned);
 	tree_list_free(&t->appeared);
 	tree_list_free(&t->unreadable);
 	tree_list_free(&t->host_runs);
 	tree_git_free(t);
-	tree_audit_free(t);
+	tree_list_free(&t->baseline);
 	gi_free(t->rules);
 	if (t->mntns_fd >= 0)
 		close(t->mntns_fd);

@@ -164,6 +164,8 @@ static int digest(struct vj_tree *t, bool force)
 		t->live = false;
 		if (!err)
 			err = refresh(t);
+	} else if (t->gits_dirty) {
+		err = tree_git_refresh(t);
 	}
 	free(batch);
 	if (err && err != -E2BIG) {
@@ -182,13 +184,12 @@ static int digest(struct vj_tree *t, bool force)
 static int correct(struct vj_tree *t)
 {
 	for (size_t i = 0; i < t->nsent; i++) {
-		struct vj_item *it = t->sent[i];
+		struct vj_item *it = t->sent[i].item;
 		struct tree_object o;
 		if (!it || (it->flags & ITEM_APPLIED))
 			continue;
 		int err = tree_stat(it->path, &o);
 		if (err || S_ISLNK(o.mode)) {
-			t->sent[i] = NULL;
 			tree_item_drop(t, it, true);
 		} else {
 			err = tree_item_add(t, it->path, it->len, it->what, it->flags, &o);

@@ -182,9 +182,14 @@ static void queue(struct vj_dir *d, const char *name, size_t len, uint32_t flags
 /* A policy file counts only if nothing wrote to it between its arrival and its protection. */
 static void policy_event(struct vj_tree *t, uint32_t mask)
 {
-	if (mask & (IN_CREATE | IN_MOVED_TO)) {
+	if (mask & (IN_DELETE | IN_MOVED_FROM)) {
+		t->policy_absent = true;
+	} else if (mask & (IN_CREATE | IN_MOVED_TO)) {
+		/* over a protected file only the host can rename; where there was none, anybody can */
+		t->policy_planted = t->policy_planted || t->policy_absent;
+		t->policy_raced = t->policy_arrived;
 		t->policy_arrived = true;
-		t->policy_raced = false;
+		t->policy_absent = false;
 	} else if ((mask & IN_MODIFY) && t->policy_arrived) {
 		t->policy_raced = true;
 	}

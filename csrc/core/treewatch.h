@@ -47,9 +47,11 @@ int vj_tree_sync(struct vj_tree *t);
 int vj_tree_report(struct vj_tree *t, uint8_t **buf, size_t *len);
 
 /* Look for git redirects and exec lines that appeared since the last audit (call it after vj_tree_sync, at the end of
- * a call): each is moved to the audit directory. *buf: msgpack [[path, kind, text, moved-to, errno]...]. Returns how many
- * were found, or −errno. */
-int vj_tree_git_audit(struct vj_tree *t, uint8_t **buf, size_t *len);
+ * a call): each is moved to the audit directory. `idle`: no other command runs in the jail, so that repositories that
+ * appeared are complete and the next sync locks them (a lock in the middle would break `git clone`). *buf: msgpack
+ * [[path, kind, text, moved-to | nil, errno]...], kinds commondir, config, hook, alternates, todo. Returns how many were
+ * found, or −errno. */
+int vj_tree_git_audit(struct vj_tree *t, int idle, uint8_t **buf, size_t *len);
 
 void vj_free(void *p);
 

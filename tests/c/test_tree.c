@@ -192,7 +192,7 @@ static void read_outputs(struct vj_tree *t)
 	vj_free(buf);
 	CHECK(vj_tree_ops(t, &buf, &len) == 0);
 	vj_free(buf);
-	CHECK(vj_tree_git_audit(t, &buf, &len) >= 0);
+	CHECK(vj_tree_git_audit(t, (int)(random() % 2), &buf, &len) >= 0);
 	vj_free(buf);
 }
 

@@ -74,11 +74,11 @@ def tree(tmp_path):
         made.close()
 
 
-def audit(tree):
+def audit(tree, idle=1):
     """What an audit after a sync finds: [(path, kind, text, moved)]."""
     tree.sync()
     buffer, size = ffi.new("uint8_t **"), ffi.new("size_t *")
-    found = lib.vj_tree_git_audit(tree._t, buffer, size)
+    found = lib.vj_tree_git_audit(tree._t, idle, buffer, size)
     assert found >= 0
     try:
         rows = msgpack.unpackb(bytes(ffi.buffer(buffer[0], size[0])), raw=False)
@@ -135,6 +135,9 @@ def test_bc_13_a_planted_repository_is_disabled(ws, tree, level):
     """Assert that hooks and exec keys of a new repository are moved away, and it works on (BC-13)."""
     watch = tree(ws, level)
     git(ws, "init", "-q")
+    assert audit(watch, idle=0) == []
+    watch.sync()
+    assert watch.report()["protected"] == []  # whoever makes it may not be ready
     hook = planted(ws, ".git/hooks/post-checkout", "#!/bin/sh\ntouch /tmp/pwn\n")
     hook.chmod(0o755)
     git(ws, "config", "core.fsmonitor", "/tmp/x")
@@ -145,6 +148,7 @@ def test_bc_13_a_planted_repository_is_disabled(ws, tree, level):
     assert "fsmonitor" not in git(ws, "config", "--list", "--local", check=False)
     assert git(ws, "status", "--short") == ""
     assert os.fsencode(ws / ".git") in watch.report()["gits"]
+    watch.sync()
     assert watch.report()["protected"]
 
 
@@ -207,7 +211,7 @@ def test_a_symlink_does_not_lead_the_audit_out(repository, tree, tmp_path):
     os.symlink(outside, repository / ".git/rebase-merge")
     buffer, size = ffi.new("uint8_t **"), ffi.new("size_t *")
     watch.sync()
-    assert lib.vj_tree_git_audit(watch._t, buffer, size) >= 0
+    assert lib.vj_tree_git_audit(watch._t, 1, buffer, size) >= 0
     lib.vj_free(buffer[0])
     assert (outside / "git-rebase-todo").exists()
 

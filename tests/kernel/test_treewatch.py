@@ -10,6 +10,7 @@ import time
 import pytest
 
 pytest.importorskip("vectora_jail._native", reason="the shim is not built")
+from vectora_jail._shim import ffi, lib
 from vectora_jail._tree import Tree
 from vectora_jail.masks import split_patterns
 
@@ -40,6 +41,14 @@ class Watched:
 
     def sync(self):
         return self.tree.sync()
+
+    def settle(self):
+        """The end of a call: sync, audit, and the lock of what is complete now."""
+        self.tree.sync()
+        buffer, size = ffi.new("uint8_t **"), ffi.new("size_t *")
+        assert lib.vj_tree_git_audit(self.tree._t, 1, buffer, size) == 0
+        lib.vj_free(buffer[0])
+        self.tree.sync()
 
     def report(self):
         return self.tree.report()
@@ -282,6 +291,55 @@ def test_config_level_lets_the_agent_commit(watched, repository):
     assert jail.runs("git", "stash", "pop")[0] == 0
     for name in (".git/hooks/pre-commit", ".git/config", ".git/info/attributes"):
         assert jail.writes(name) != True, name  # noqa: E712
+
+
+def test_a_process_that_waits_in_a_masked_directory_sees_nothing(watched, ws):
+    """Assert that who entered a directory before it was covered reads nothing that the host puts there later."""
+    (ws / "sec").mkdir()
+    jail = watched(ws, "sec")
+    os.rename(ws / "sec", ws / "old")
+    code = f"W = {str(ws)!r}; os.makedirs(W + '/t/deep'); os.chdir(W + '/t'); os.rename(W + '/t', W + '/sec'); out = 1"
+    assert jail.agent.run(code) == 1
+    jail.sync()
+    assert jail.agent.run(f"out = os.listdir({str(ws / 'sec')!r})") == []
+    for number in range(3):
+        (ws / "sec/key").write_text(f"SECRET {number}")
+        (ws / f"sec/deep/key{number}").write_text("SECRET")
+        jail.sync()
+        assert jail.agent.run("out = open('key').read()") == ""
+        assert jail.agent.run(f"out = open('deep/key{number}').read()") == ""
+        assert jail.agent.run(f"out = os.listdir({str(ws / 'sec')!r})") == []
+        (ws / "sec/key").unlink()
+    assert jail.masks() == {"sec", "old"}
+
+
+def test_a_repository_that_appears_pins_nothing_that_hides_later_covers(watched, ws):
+    """Assert that a process that stood in a directory before a repository appeared below it sees later covers."""
+    (ws / "a").mkdir()
+    jail = watched(ws, ".env", git=CONFIG)
+    jail.agent.run(f"os.chdir({str(ws / 'a')!r}); out = 1")
+    for number in range(20):  # the watch never locks what a running command is still making
+        assert jail.runs("git", "init", "-q", f"nested{number or ''}", cwd="a") == (0, "")
+    jail.settle()
+    for name in ("a/.env", "a/nested/.env"):
+        (ws / name).write_text("SECRET")
+    jail.sync()
+    assert jail.agent.run("out = open('.env').read() + open('nested/.env').read()") == ""
+    assert jail.writes("a/nested/.git/config") != True  # noqa: E712
+
+
+def test_a_policy_file_that_comes_back_is_planted(watched, ws):
+    """Assert that a policy file that appears after the host removed it is told, whoever made it."""
+    (ws / "vectora.toml").write_text("# host\n")
+    jail = watched(ws)
+    (ws / "vectora.toml").unlink()
+    jail.sync()
+    assert jail.report()["planted"] == []
+    jail.agent.run(
+        f"W = {str(ws)!r}; open(W + '/x', 'w').close(); os.rename(W + '/x', W + '/vectora.toml'); out = 1"
+    )
+    jail.sync()
+    assert jail.report()["planted"] == [os.fsencode(ws / "vectora.toml")]
 
 
 def test_policy_file_is_protected_also_when_it_appears(watched, ws):
