@@ -74,11 +74,10 @@ class StreamCore:
     def _finish(self, worker: Worker, lane: Lane, prepared: Prepared) -> None:
         reply = wire.decode(lane.reply())
         wire.expect_id(reply, prepared.message["id"])
-        self.result = result_of(reply, prepared.argv, prepared.cwd)
+        self.result = result_of(reply, prepared.argv, prepared.cwd, worker.running)
         if self.result.stderr:
             self._pending.append(Chunk(2, self.result.stderr))
         self._release(keep=True)
-        del worker
 
     def _release(self, *, keep: bool) -> None:
         worker, lane, prepared = self._worker, self._lane, self._prepared

@@ -88,7 +88,7 @@ class _Started:
         try:
             reply = wire.decode(self._lane.reply())
             wire.expect_id(reply, self._number)
-            self._result = result_of(reply, self._argv, b"")
+            self._result = result_of(reply, self._argv, b"", self._worker.running)
         except (wire.ProtocolError, OSError) as exc:
             self._lost(str(exc))
             return
