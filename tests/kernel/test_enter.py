@@ -16,7 +16,7 @@ from vectora_jail.errors import WorkerSpawnError
 native = pytest.importorskip("vectora_jail._native", reason="the shim is not built")
 msgpack = pytest.importorskip("msgpack")
 pytestmark = pytest.mark.kernel
-needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
+needs_root = pytest.mark.root
 
 ESTALE = errno.ESTALE
 READ = "out = open({!r}).read()"

@@ -19,7 +19,7 @@ from vectora_jail.errors import WorkerSpawnError
 
 native = pytest.importorskip("vectora_jail._native", reason="the shim is not built")
 pytestmark = pytest.mark.kernel
-needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
+needs_root = pytest.mark.root
 
 
 def descriptors():

@@ -148,7 +148,7 @@ def test_changed_arguments_reach_the_kernel(attempt: Callable[[bytes, Calls], li
     assert got["fchmod.setid"] == got["ioctl.tiocsti"] == str(-errno.EBADF)
 
 
-@pytest.mark.skipif(os.getuid() != 0, reason="an ordinary user gets EPERM from most of these anyway")
+@pytest.mark.root  # an ordinary user gets EPERM from most of these anyway
 def test_entries_succeed_in_reaching_the_kernel_without_a_filter(
     attempt: Callable[[bytes, Calls], list[str]],
 ) -> None:

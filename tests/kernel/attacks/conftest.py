@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from pathlib import Path
 
@@ -17,11 +16,28 @@ OTHER = 1000
 @pytest.fixture(params=["bwrap", "bwrap-owner", "landlock"])
 def place(request: pytest.FixtureRequest) -> str:
     """Return the kind of jail: as the caller, of root for another user's workspace, or Landlock alone."""
-    if request.param == "bwrap-owner" and os.getuid() != 0:
-        pytest.skip("only root's jails change their user")
-    if request.param == "landlock" and os.getuid() == 0:
-        pytest.skip("a jail of root needs namespaces")
     return str(request.param)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Mark what exists for one identity only, and leave out what is not claimed without namespaces."""
+    keep, gone = [], []
+    for item in items:
+        values = getattr(getattr(item, "callspec", None), "params", {})
+        technique, where = values.get("technique"), values.get("place")
+        if technique is None or where is None:
+            keep.append(item)
+            continue
+        if where == "bwrap-owner" or technique.root_only:
+            item.add_marker(pytest.mark.root)  # only root's jails change their user
+        if where == "landlock":
+            item.add_marker(pytest.mark.user)  # a jail of root needs namespaces
+        unclaimed = where == "landlock" and (technique.root_only or not technique.landlock)
+        (gone if unclaimed else keep).append(item)
+    if gone:
+        config.hook.pytest_deselected(items=gone)
+        items[:] = keep
 
 
 @pytest.fixture

@@ -260,7 +260,8 @@ class World:
         os.makedirs(os.path.dirname(path), exist_ok=True)
         target = path + ".new" if rename else path
         Path(target).write_text(self.nonce + "\n")
-        os.chown(target, self.uid, self.uid)
+        if self.uid != os.getuid():
+            os.chown(target, self.uid, self.uid)
         if rename:
             os.rename(target, path)
 
@@ -293,7 +294,8 @@ class World:
         """Put a file without blocks into the workspace."""
         with open(f"{self.workspace}/{name}", "wb") as file:
             file.truncate(size)
-        os.chown(f"{self.workspace}/{name}", self.uid, self.uid)
+        if self.uid != os.getuid():
+            os.chown(f"{self.workspace}/{name}", self.uid, self.uid)
 
     def note_files(self) -> None:
         """Remember which files the host itself has put into the workspace."""
