@@ -12,7 +12,6 @@
 #include <string.h>
 #include <sys/epoll.h>
 #include <sys/socket.h>
-#include <sys/stat.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -168,6 +167,7 @@ int vj_exec(struct vj_call *c, const uint8_t *request, size_t len, const int giv
 	c->cap = cap < 2 ? 2 : cap;
 	c->stdin_last = 0;
 	c->reply_len = 0;
+	c->plain = 0;
 	memcpy(fds, given, sizeof fds);
 
 	if (flags & VJ_FEED) {
@@ -207,16 +207,11 @@ int vj_post(struct vj_call *c, const uint8_t *request, size_t len, const int *fd
 	reset_streams(c);
 	c->flags = 0;
 	c->reply_len = 0;
+	c->plain = 0;
 	int rc = send_message(c->lane, request, len, fds, nfds);
 	if (rc == 0)
 		c->busy = 1;
 	return rc;
-}
-
-int vj_hung_up(int fd)
-{
-	struct pollfd set = { .fd = fd }; /* POLLHUP is reported without asking */
-	return poll(&set, 1, 0) == 1;
 }
 
 /* ---- receiving ---- */
@@ -449,6 +444,8 @@ static int advance(struct vj_call *c, int look_at_pipes)
 		int rc = collect_rest(c);
 		if (rc != VJ_DATA)
 			end_call(c);
+		if (rc == VJ_DONE && (c->flags & (VJ_CAPTURE_OUT | VJ_CAPTURE_ERR)))
+			c->plain = vj_plain_read(c->reply, c->reply_len, c->numbers);
 		return rc;
 	}
 	if (c->stdin_end >= 0) {
@@ -512,6 +509,13 @@ int vj_call_wait(struct vj_call *c, int64_t timeout_ms)
 		if (ready == 0)
 			alone = 0;
 	}
+}
+
+int vj_run(struct vj_call *c, const uint8_t *request, size_t len, const int fds[4], unsigned flags, size_t cap,
+           int64_t owner_uid, int64_t owner_gid, int64_t timeout_ms)
+{
+	int rc = vj_exec(c, request, len, fds, flags, cap, owner_uid, owner_gid);
+	return rc ? rc : vj_call_wait(c, timeout_ms);
 }
 
 int vj_call_pollfd(struct vj_call *c)

@@ -11,6 +11,8 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "plain.h"
+
 #define VJ_REPLY_MAX (64u * 1024)
 #define VJ_FDS_MAX 4
 
@@ -52,6 +54,8 @@ struct vj_call {
 	size_t reply_len;
 	int reply_fd;     /* a descriptor that came with the reply, −1 = none; the caller closes it */
 	int busy;         /* a request is under way */
+	int plain;        /* the reply is the common one of a command, its numbers are in `numbers` (plain.h) */
+	int64_t numbers[VJ_PLAIN_N];
 	int patience_ms;  /* how long the reply is awaited alone before the pipes are looked at */
 };
 
@@ -67,6 +71,11 @@ void vj_call_clear(struct vj_call *c);
 int vj_exec(struct vj_call *c, const uint8_t *request, size_t len, const int fds[4], unsigned flags, size_t cap,
             int64_t owner_uid, int64_t owner_gid);
 
+/* vj_exec and the first vj_call_wait in one, for callers that block. A request that could not be sent leaves call->busy
+ * 0, an error after that leaves it 1: the command may have run. */
+int vj_run(struct vj_call *c, const uint8_t *request, size_t len, const int fds[4], unsigned flags, size_t cap,
+           int64_t owner_uid, int64_t owner_gid, int64_t timeout_ms);
+
 /* Wait up to timeout_ms (−1: for ever). VJ_*; −EINTR after a signal; −EPIPE when the worker has gone. */
 int vj_call_wait(struct vj_call *c, int64_t timeout_ms);
 /* The same without waiting, for an event loop that watches vj_call_pollfd(). */
@@ -80,8 +89,6 @@ void vj_call_drop(struct vj_call *c, int which);
 
 /* A request without command: send it, with up to VJ_FDS_MAX descriptors, and wait for the reply as vj_call_wait. */
 int vj_request(struct vj_call *c, const uint8_t *request, size_t len, const int *fds, size_t nfds, int64_t timeout_ms);
-/* 1 when the other end is closed, 0 when not. */
-int vj_hung_up(int fd);
 /* Only send. */
 int vj_post(struct vj_call *c, const uint8_t *request, size_t len, const int *fds, size_t nfds);
 

@@ -6,5 +6,7 @@
 #include "core/start.h"
 #include "core/treewatch.h"
 #include "images.h"
+#include "plain.h"
+#include "seen.h"
 
 #endif

@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import errno
 import os
+from time import monotonic
 from typing import TYPE_CHECKING, Any, Final
 
 from . import _lanes, wire
 from ._command import command_fields, describe, environment_list, path_bytes, stdin_source, timeout_ms
-from ._lanes import CAPTURE_ERR, CAPTURE_OUT, DATA, DONE, FEED, MERGE, NEED_INPUT, ChannelClosed
+from ._lanes import CAPTURE_ERR, CAPTURE_OUT, DATA, DONE, FEED, MERGE, NEED_INPUT, PENDING, ChannelClosed
 from ._native import sealed_memfd
+from ._waiting import MAX_SLICE_MS
 from .errors import CommandFailed, WorkerDiedError
 from .results import ExecResult, Usage, Violation
 
@@ -29,6 +31,7 @@ MAX_OUTPUT: Final = 16 * 1024 * 1024
 """Bytes kept of each stream unless the caller says otherwise."""
 FEED_CHUNK: Final = 256 * 1024
 STREAM: Final = _lanes.STREAM
+_now = monotonic
 
 
 class Prepared:
@@ -136,6 +139,13 @@ def result_of(
     )
 
 
+def plain_result(numbers: list[int]) -> ExecResult:
+    """Turn the numbers of a common reply, which the native side has checked, into a result."""
+    _, code, signal, timed_out, leftovers, wall, user, system, rss, read, written, processes = numbers
+    usage = Usage(wall / 1e6, user / 1e6, system / 1e6, rss, read, written, processes)
+    return ExecResult(code, b"", b"", timed_out == 1, signal, usage, (), 0, 0, leftovers)
+
+
 def refused_targets(door: EgressDoor, since: int) -> tuple[Violation, ...]:
     """Return what the egress proxy has refused since then, while this call ran."""
     return tuple(
@@ -222,8 +232,10 @@ class Commands:
             raise
         return prepared
 
-    def send(self, worker: Worker, lane: Lane, prepared: Prepared, flags: int, cap: int) -> None:
-        """Send a prepared request; its descriptors are closed here."""
+    def send(
+        self, worker: Worker, lane: Lane, prepared: Prepared, flags: int, cap: int, wait_ms: int = 0
+    ) -> int:
+        """Send a prepared request, whose descriptors are closed here, and wait `wait_ms` for what happens first."""
         try:
             data, body = worker.packed(prepared.message)
             if body >= 0:
@@ -233,9 +245,14 @@ class Commands:
                 prepared.fds[3] = body
             if prepared.stdin_bytes is not None or prepared.stdin_iter is not None:
                 flags |= FEED
-            lane.exec(data, tuple(prepared.fds), flags, cap, worker.running.owner)  # type: ignore[arg-type]
+            fds: Any = tuple(prepared.fds)
+            owner = worker.running.owner
+            if not wait_ms:
+                lane.exec(data, fds, flags, cap, owner)
+                return PENDING
+            return lane.run(data, fds, flags, cap, owner, wait_ms)
         except ChannelClosed as exc:
-            raise worker.died(exc.reason, outcome="not_started") from None
+            raise worker.died(exc.reason, outcome="unknown" if lane.busy else "not_started") from None
         except _lanes.DescriptorQuota:
             raise worker.quota() from None
         finally:
@@ -325,12 +342,17 @@ class Commands:
         try:
             lane = worker.borrow()
             try:
-                self.send(worker, lane, prepared, flags, max_output)
                 deadline = None if prepared.seconds is None else _now() + prepared.seconds + 2.0
-                await self.wait(worker, lane, prepared, deadline)
-                reply = wire.decode(lane.reply())
-                wire.expect_id(reply, number)
-                result = result_of(reply, prepared.argv, prepared.cwd, worker.running)
+                wait_ms = MAX_SLICE_MS if self.waiter.blocking else 0
+                if self.send(worker, lane, prepared, flags, max_output, wait_ms) != DONE:
+                    await self.wait(worker, lane, prepared, deadline)
+                plain = lane.plain()
+                if plain is not None and plain[0] == number and not plain[1]:
+                    result = plain_result(plain)
+                else:
+                    reply = wire.decode(lane.reply())
+                    wire.expect_id(reply, number)
+                    result = result_of(reply, prepared.argv, prepared.cwd, worker.running)
             except (ChannelClosed, wire.ProtocolError) as exc:
                 lane.close()
                 raise worker.died(str(exc)) from None
@@ -344,7 +366,8 @@ class Commands:
             else:
                 result.stdout, result.dropped_stdout = lane.output(0)
                 kept, result.dropped_stderr = lane.output(1)
-                result.stderr = kept + result.stderr
+                if kept:
+                    result.stderr = kept + result.stderr
                 if door is not None and door.sequence != attempts:
                     result.violations += refused_targets(door, attempts)
             finally:
@@ -352,13 +375,7 @@ class Commands:
                     worker.give_back(lane)
         finally:
             worker.calls.discard(number)
-            self.life.touch()
+            self.life.last_used = _now()
         if check and result.exit_code:
             raise CommandFailed(command, result)
         return result
-
-
-def _now() -> float:
-    import time
-
-    return time.monotonic()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 from . import wire
@@ -20,9 +21,12 @@ if TYPE_CHECKING:
     from ._waiting import Waiter
     from .masks import MaskSet
     from .plan import JailPlan
+    from .worker import Worker
 
 READ_MAX = 1 << 40
 """Bytes that one read may ask for."""
+DECISIONS_MAX = 4096
+"""Names whose answer from the masks is kept; the answer depends on nothing but the policy and the name."""
 WHOLE_MAX = 1 << 30
 """Bytes that a read without `limit` takes: a sparse file of terabytes must not take the backend's memory."""
 _TYPES = frozenset(("file", "dir", "link", "fifo", "socket", "char", "block", "unknown"))
@@ -43,11 +47,19 @@ class Files:
         self.waiter = waiter
 
     async def _ask(
-        self, message: dict[str, Any], path: Path, fds: Sequence[int] = (), *, keep_fd: bool = False
+        self,
+        message: dict[str, Any],
+        path: Path,
+        fds: Sequence[int] = (),
+        *,
+        keep_fd: bool = False,
+        worker: Worker | None = None,
     ) -> tuple[dict[str, Any], int]:
-        worker = await self.life.ready()
+        life = self.life
+        if worker is None:
+            worker = await life.ready()
         reply, fd = await worker.request(self.waiter, message, fds=fds)
-        self.life.touch()
+        life.last_used = monotonic()
         if fd >= 0 and not keep_fd:
             os.close(fd)
             fd = -1
@@ -121,7 +133,7 @@ class Files:
             message["fsync"] = True
         if if_unchanged is not None:
             message["if_unchanged"] = [if_unchanged.size, if_unchanged.mtime_ns, if_unchanged.ino]
-        await self.life.ready()
+        worker = await self.life.ready()
         self._refuse_masked(raw, path)
         body = -1
         try:
@@ -132,7 +144,7 @@ class Files:
                 body = await self.waiter.run(lambda: sealed_memfd("vectora-jail-content", content))
                 message["body"] = True  # beside a path: the content is the descriptor
                 fds = [body]
-            reply, _ = await self._ask(message, path, fds)
+            reply, _ = await self._ask(message, path, fds, worker=worker)
         finally:
             if body >= 0:
                 os.close(body)
@@ -259,9 +271,18 @@ class Files:
 
 def refuses(plan: JailPlan, raw: bytes) -> bool:
     """Return whether the policy masks this name, which need not exist."""
+    key = plan.policy_digest, plan.workspace
+    decided = _decisions.get((key, raw))
+    if decided is None:
+        if len(_decisions) >= DECISIONS_MAX:
+            _decisions.clear()
+        decided = _decisions[key, raw] = _refuses(plan, key, raw)
+    return decided
+
+
+def _refuses(plan: JailPlan, key: tuple[str, bytes], raw: bytes) -> bool:
     from .masks import MaskRule, MaskSet
 
-    key = plan.policy_digest, plan.workspace
     mask_set = _mask_sets.get(key)
     if mask_set is None:
         tree = plan.tree
@@ -271,6 +292,7 @@ def refuses(plan: JailPlan, raw: bytes) -> bool:
 
 
 _mask_sets: dict[tuple[str, bytes], MaskSet] = {}
+_decisions: dict[tuple[tuple[str, bytes], bytes], bool] = {}
 
 
 def _read_descriptor(fd: int, offset: int, limit: int | None, path: Path) -> bytes:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from vectora_jail._shim import ffi, lib
 
@@ -23,6 +23,7 @@ STREAM: Final = 8
 FEED: Final = 16
 
 NO_FDS: Final = (-1, -1, -1, -1)
+_NO_FDS: Final = ffi.new("int[4]", NO_FDS)
 
 
 class ChannelClosed(Exception):
@@ -54,10 +55,45 @@ def hung_up(fd: int) -> bool:
     return bool(lib.vj_hung_up(fd))
 
 
+class Seen:
+    """What a worker was started for, so that one native call tells whether all of it still holds (`csrc/seen.h`)."""
+
+    __slots__ = ("_c", "_keep")
+
+    def __init__(
+        self,
+        channel: int,
+        directory: tuple[str, int, int],
+        file: tuple[str, tuple[int, ...] | None] | None = None,
+    ) -> None:
+        """Remember a socket, a directory (path, device, inode) and a file.
+
+        Args:
+            channel: Our end of the worker's socket; valid as long as the worker is alive.
+            directory: Path, device and inode.
+            file: Path, and device, inode, mtime_ns, ctime_ns and size; None where it did not exist.
+        """
+        self._c = c = ffi.new("struct vj_seen *")
+        self._keep = [ffi.new("char[]", os.fsencode(directory[0]))]
+        c.channel, c.dir = channel, self._keep[0]
+        _, c.dir_dev, c.dir_ino = directory
+        if file is not None:
+            self._keep.append(ffi.new("char[]", os.fsencode(file[0])))
+            c.file = self._keep[1]
+            if file[1] is not None:
+                c.file_there = 1
+                c.file_dev, c.file_ino, c.file_mtime_ns, c.file_ctime_ns, c.file_size = file[1]
+
+    def changed(self) -> int:
+        """Return 0 while everything is as it was."""
+        what: int = lib.vj_look(self._c)
+        return what
+
+
 class Lane:
     """A socket to the worker with the native state of the request that is under way on it."""
 
-    __slots__ = ("_c", "_fds", "fd")
+    __slots__ = ("_c", "_fds", "_out", "_reply", "fd")
 
     def __init__(self, fd: int) -> None:
         """Take over the descriptor `fd`; `close` closes it."""
@@ -65,6 +101,8 @@ class Lane:
         self._c = ffi.new("struct vj_call *")
         self._fds = ffi.new("int[4]")
         lib.vj_call_init(self._c, fd)
+        self._out = (self._c.out[0], self._c.out[1])
+        self._reply: Any = None
 
     def exec(
         self,
@@ -81,6 +119,32 @@ class Lane:
         rc = lib.vj_exec(self._c, request, len(request), c_fds, flags, cap, uid, gid)
         if rc:
             _raise(rc)
+
+    def run(
+        self,
+        request: bytes,
+        fds: tuple[int, int, int, int],
+        flags: int,
+        cap: int,
+        owner: tuple[int, int] | None,
+        timeout_ms: int,
+    ) -> int:
+        """Send an exec-like request and wait for the first thing to happen, as `exec` and `wait` do.
+
+        Raises:
+            ChannelClosed, OSError: when `busy` is set then, the command may have run.
+        """
+        c_fds = _NO_FDS
+        if fds != NO_FDS:
+            c_fds = self._fds
+            c_fds[0], c_fds[1], c_fds[2], c_fds[3] = fds
+        uid, gid = owner or (-1, -1)
+        rc: int = lib.vj_run(self._c, request, len(request), c_fds, flags, cap, uid, gid, timeout_ms)
+        if rc < 0:
+            if rc == -errno.EINTR:
+                return PENDING
+            _raise(rc)
+        return rc
 
     def post(self, request: bytes, fds: Sequence[int] = ()) -> None:
         """Send a request without waiting for its reply."""
@@ -128,18 +192,30 @@ class Lane:
 
     def reply(self) -> bytes:
         """Return the reply's bytes."""
+        if self._reply is None:  # allocated by the first reply, where it stays
+            self._reply = ffi.buffer(self._c.reply, lib.VJ_REPLY_MAX)
+        data: bytes = self._reply[: self._c.reply_len]
+        return data
+
+    def plain(self) -> list[int] | None:
+        """Return the numbers of a command's common reply in the order of `csrc/plain.h`, None for any other reply."""
         c = self._c
-        return bytes(ffi.buffer(c.reply, c.reply_len))
+        if not c.plain:
+            return None
+        numbers: list[int] = ffi.unpack(c.numbers, 12)
+        return numbers
 
     def take_fd(self) -> int:
         """Return the descriptor that came with the reply and hand over its ownership; -1 when there was none."""
-        fd: int = self._c.reply_fd
-        self._c.reply_fd = -1
+        c = self._c
+        fd: int = c.reply_fd
+        if fd >= 0:
+            c.reply_fd = -1
         return fd
 
     def output(self, which: int) -> tuple[bytes, int]:
         """Return what was kept of stream `which` and how many bytes were dropped between its two halves."""
-        s = self._c.out[which]
+        s = self._out[which]
         if not s.len:
             return b"", 0
         if not s.dropped:
@@ -153,7 +229,7 @@ class Lane:
 
     def take_output(self, which: int) -> bytes:
         """Return what has come on stream `which` since the last time (`STREAM`)."""
-        s = self._c.out[which]
+        s = self._out[which]
         if not s.len:
             return b""
         data = bytes(ffi.buffer(s.data, s.len))

@@ -11,6 +11,7 @@ import os
 import time
 from typing import TYPE_CHECKING, Any, Final
 
+from ._lanes import Seen
 from .errors import PolicyError, WorkerDiedError, WorkerSpawnError
 from .worker import Worker
 
@@ -49,6 +50,9 @@ class FixedPolicy:
         """Return the policy."""
         return self.policy
 
+    def watched(self) -> None:
+        """Return the file behind it: there is none."""
+
     def changed(self) -> bool:
         """Return whether the source differs from what was loaded last: never."""
         return False
@@ -84,6 +88,10 @@ class FilePolicy:
         if not policy.enabled and not self.required:
             return Policy(ceiling=policy.ceiling)
         return policy.ensure_usable(self.workspace)
+
+    def watched(self) -> tuple[str, tuple[int, ...] | None]:
+        """Return the file and its identity when it was read."""
+        return self._path, self._seen
 
     def changed(self) -> bool:
         """Return whether the file was saved since it was read; a file that newly appeared is not trusted."""
@@ -127,6 +135,7 @@ class JailLife:
         self._pid = os.getpid()
         self._root: tuple[int, int] | None = None
         self._plan: JailPlan | None = None
+        self._seen: Seen | None = None
         self._deaths: list[float] = []
         self._closed = False
         self._retired: list[Worker] = []
@@ -145,10 +154,19 @@ class JailLife:
         """The plan of the current worker, None before the first start."""
         return self._plan
 
+    def reload(self) -> None:
+        """Trust the workspace's policy file as it is now; the next call reads it."""
+        if isinstance(self.source, FilePolicy):
+            self.source.reload()
+            self._seen = None
+
     async def ready(self) -> Worker:
         """Return a worker that serves the present policy and workspace, starting one where it is needed."""
         worker = self.worker
-        if worker is None or worker.gone() or self._stale():
+        seen = self._seen
+        # One native look stands for all that is looked at one by one when it finds a difference.
+        same = worker is not None and seen is not None and worker.alive and not seen.changed()
+        if worker is None or (not same and (worker.gone() or self._stale())):
             worker = await self._start()
         try:
             worker.running.sync()
@@ -241,6 +259,7 @@ class JailLife:
         backend = load_backend(policy.backend, self._options)
         worker = Worker(backend.start(plan))
         self._root, self._plan, self.policy = (st.st_dev, st.st_ino), plan, policy
+        self._seen = Seen(worker.running.channel, (self.workspace, *self._root), self.source.watched())
         return worker
 
     def sweep_retired(self) -> None:

@@ -7,7 +7,6 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from ._life import FilePolicy
 from ._waiting import AsyncWaiter, SyncWaiter
 from .jail import AsyncJail, Jail, make_life
 
@@ -142,8 +141,7 @@ class _Registry(Generic[J]):
         with self.lock:
             lives = [jail._life for (where, _), jail in self.jails.items() if where == path]  # noqa: SLF001
         for life in lives:
-            if isinstance(life.source, FilePolicy):
-                life.source.reload()
+            life.reload()
 
     def refuse_disabled(self, workspace: Any) -> None:
         """Raise SandboxDisabled or PolicyError for a workspace that did not opt in, or not properly."""

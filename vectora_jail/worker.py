@@ -73,13 +73,6 @@ class Worker:
         """Return a request number that no other request of this worker has."""
         return next(self._ids)
 
-    def take_lane(self) -> Lane:
-        """Return a free lane, a new one where there is none."""
-        try:
-            return self._idle.pop()
-        except IndexError:
-            return self._new_lane()
-
     def give_back(self, lane: Lane) -> None:
         """Return a lane on which nothing is under way."""
         if self._closed or lane.busy or len(self._idle) >= IDLE_LANES:
@@ -155,20 +148,33 @@ class Worker:
         Raises:
             WorkerDiedError: the worker ended, broke the protocol, or did not answer within `timeout` seconds + 2.
         """
-        number = message["id"] = self.next_id()
-        data, body = self.packed(message)
+        number = message["id"] = next(self._ids)
         own = lane is None
+        data, body = self.packed(message)
         try:
+            if body >= 0:
+                fds = [*fds, body]
             if lane is None:
                 lane = self._lane()
             self.calls.add(number)
             try:
-                return await self._request(
-                    waiter, lane, data, [*fds, *([body] if body >= 0 else [])], number, timeout
-                )
-            except BaseException:
+                if waiter.blocking:
+                    rc = lane.request(data, fds, 0 if timeout == 0 else 500)
+                else:
+                    lane.post(data, fds)
+                    rc = PENDING
+                if rc != DONE:
+                    await self.finish(waiter, lane, timeout)
+                reply = wire.decode(lane.reply())
+                wire.expect_id(reply, number)
+                return reply, lane.take_fd()
+            except BaseException as exc:
                 # An answer may still come: a lane that is out of step is never used again.
                 lane.close()
+                if isinstance(exc, (ChannelClosed, wire.ProtocolError)):
+                    raise self.died(str(exc)) from None
+                if isinstance(exc, DescriptorQuota):
+                    raise self.quota() from None
                 raise
             finally:
                 self.calls.discard(number)
@@ -177,25 +183,6 @@ class Worker:
                 os.close(body)
             if own and lane is not None and lane.fd >= 0:
                 self.give_back(lane)
-
-    async def _request(
-        self, waiter: Waiter, lane: Lane, data: bytes, fds: Sequence[int], number: int, timeout: float | None
-    ) -> tuple[dict[str, Any], int]:
-        try:
-            if waiter.blocking:
-                rc = lane.request(data, fds, 0 if timeout == 0 else 500)
-            else:
-                lane.post(data, fds)
-                rc = PENDING
-            if rc != DONE:
-                await self.finish(waiter, lane, timeout)
-            reply = wire.decode(lane.reply())
-            wire.expect_id(reply, number)
-        except (ChannelClosed, wire.ProtocolError) as exc:
-            raise self.died(str(exc)) from None
-        except DescriptorQuota:
-            raise self.quota() from None
-        return reply, lane.take_fd()
 
     async def finish(self, waiter: Waiter, lane: Lane, timeout: float | None) -> None:
         """Wait for a reply, looking at the worker's health now and then."""
@@ -211,7 +198,11 @@ class Worker:
 
     def _lane(self) -> Lane:
         try:
-            return self.take_lane()
+            return self._idle.pop()
+        except IndexError:
+            pass
+        try:
+            return self._new_lane()
         except ChannelClosed as exc:
             raise self.died(exc.reason, outcome="not_started") from None
         except DescriptorQuota:
