@@ -9,7 +9,6 @@ After the status everything that bash and the children it has waited for wrote i
 from __future__ import annotations
 
 import os
-import select
 import signal as signal_module
 import time
 from typing import TYPE_CHECKING, Any, Final
@@ -17,27 +16,21 @@ from typing import TYPE_CHECKING, Any, Final
 from ._command import timeout_ms
 from ._core import MAX_OUTPUT, _now
 from ._faces import blocking
-from ._shellstate import SNAPSHOT, quote, restoring
-from .errors import CommandFailed, WorkerDiedError
-from .process import _pipe_for, _Started
+from ._shellbash import Bash, OutOfStep
+from ._shellstate import FINISH, quote, restoring
+from .errors import CommandFailed
+from .process import _pipe_for
 from .results import ExecResult, Usage
 
 if TYPE_CHECKING:
     from ._command import Environment, Path
     from ._core import Commands
-    from ._lanes import Lane
-    from ._waiting import Waiter
     from .worker import Worker
 
-STATE_MAX: Final = 8 * 1024 * 1024
-"""Bytes of variables and functions that are kept over a restart."""
 PATIENCE_S: Final = 0.2
 """How long a command has to end after one signal before the next, harder one."""
-DRAIN_MAX: Final = 1024 * 1024
-"""What a pipe can hold at most, pipe(7): more than this was not written before the status."""
-
 _BOOT: Final = (
-    "exec 200<&0 201>&3 202>&2 203>&1 3>&- </dev/null >/dev/null 2>&1; "
+    "exec 200<&0 201>&3 202>&2 203>&1 3>&- 204</dev/null <&204 >/dev/null 2>&1; "
     'exec "$BASH" --norc --noprofile /proc/self/fd/200'
 )
 _FIRST: Final = b"exec 200<&-; BASH_ARGV0=bash\n"
@@ -47,233 +40,10 @@ _INTERRUPT: Final = (
 )
 
 
-def _line(command: bytes, source: bytes) -> bytes:
-    """Return the program line of one call; the byte 1 says that the streams were there and the command ran."""
-    return (
-        rb"{ \builtin printf '\1' >&201; \builtin eval "
-        + quote(command)
-        + rb"; } >&203 2>&202 <"
-        + source
-        + b"; "
-        rb"""{ \builtin printf '%d\n' "$?" >&201 || \builtin exit; }""" + b"\n" + SNAPSHOT
-    )
-
-
-class _Capture:
-    """Output up to a cap; beyond it the first and the last half of it."""
-
-    __slots__ = ("_cap", "_head", "_tail", "dropped")
-
-    def __init__(self, cap: int) -> None:
-        self._cap = cap
-        self._head = bytearray()
-        self._tail: bytearray | None = None
-        self.dropped = 0
-
-    def add(self, data: bytes) -> None:
-        if self._tail is None:
-            self._head += data
-            if len(self._head) <= self._cap:
-                return
-            half = self._cap // 2
-            self._tail = self._head[half:]
-            del self._head[half:]
-        else:
-            self._tail += data
-        over = len(self._tail) - (self._cap - len(self._head))
-        if over > 0:
-            del self._tail[:over]
-            self.dropped += over
-
-    def value(self) -> bytes:
-        return bytes(self._head) + bytes(self._tail or b"")
-
-
-class _OutOfStep(Exception):
-    """What came on the status pipe is no answer: a command has closed or used it."""
-
-
-class _Bash(_Started):
-    """One bash and its pipes; replaced when a command ends it."""
-
-    def __init__(self, worker: Worker, lane: Lane, number: int, waiter: Waiter, argv: list[bytes]) -> None:
-        super().__init__(worker, lane, number, waiter, argv)
-        self.program = self.status = -1
-        self.streams = [-1, -1]
-        self.captures = (_Capture(0), _Capture(0))
-        self.state = (b"", b"")
-        self.code: int | None = None
-        self.begun = False
-        self.open = False
-        """A call is under way."""
-        self._due = False
-        """The state after the last call has not come whole yet."""
-        self._buffer = bytearray()
-        self._epoll = select.epoll()
-
-    def adopt(self, ours: list[int]) -> None:
-        """Take over our ends of the pipes: program, stdout, stderr, status."""
-        self.program, self.streams[0], self.streams[1], self.status = ours
-        for fd in (*ours[1:], self._lane.fd):
-            self._epoll.register(fd, select.EPOLLIN)
-
-    @property
-    def worker(self) -> Worker:
-        return self._worker
-
-    def _ended(self) -> None:
-        self._epoll.unregister(self._lane.fd)  # the lane is somebody else's from now on
-        super()._ended()
-
-    def _lost(self, reason: str) -> None:
-        self._epoll.unregister(self._lane.fd)
-        super()._lost(reason)
-
-    def begin(self, cap: int) -> None:
-        self.captures = (_Capture(cap), _Capture(cap))
-        self.code, self.begun, self.open = None, False, True
-
-    def _parse(self) -> None:
-        """Read the status pipe: `state NUL state NUL` of the call before, then the byte 1, the code, a line feed."""
-        buffer = self._buffer
-        while True:
-            if self._due:
-                first = buffer.find(0)
-                second = buffer.find(0, first + 1) if first >= 0 else -1
-                if second < 0:
-                    if len(buffer) > STATE_MAX:
-                        raise _OutOfStep
-                    return
-                self.state = (bytes(buffer[:first]), bytes(buffer[first + 1 : second]))
-                del buffer[: second + 1]
-                self._due = False
-            if not buffer:
-                return
-            if not self.open:
-                raise _OutOfStep
-            if buffer[0] == 1 and not self.begun:
-                self.begun = True
-                del buffer[:1]
-            end = buffer.find(b"\n")
-            if end < 0 and len(buffer) < 8:
-                return
-            if not 0 < end < 8 or not buffer[:end].isdigit():
-                raise _OutOfStep
-            self.code = int(buffer[:end]) & 0xFF
-            self.open, self._due = False, True
-            del buffer[: end + 1]
-
-    def _take_status(self) -> None:
-        while True:
-            try:
-                data = os.read(self.status, 65536)
-            except BlockingIOError:
-                return
-            if not data:
-                self._epoll.unregister(self.status)
-                return
-            self._buffer += data
-            self._parse()
-            if len(data) < 65536:
-                return
-
-    def drain(self, which: int) -> None:
-        """Take what lies in a stream's pipe now."""
-        taken, fd = 0, self.streams[which]
-        while taken < DRAIN_MAX and fd >= 0:
-            try:
-                data = os.read(fd, 65536)
-            except BlockingIOError:
-                return
-            if not data:
-                self._epoll.unregister(fd)
-                os.close(fd)
-                self.streams[which] = -1
-                return
-            taken += len(data)
-            self.captures[which].add(data)
-
-    async def pump(self, timeout: float) -> None:
-        """Handle what comes within `timeout` seconds, or has come already. Raises _OutOfStep."""
-        if self._waiter.blocking:
-            events = self._epoll.poll(timeout)
-        else:
-            await self._waiter.readable(self._epoll.fileno(), timeout)
-            events = self._epoll.poll(0)
-        for fd, _ in events:
-            if fd == self.status:
-                self._take_status()
-            elif fd == self._lane.fd:
-                self._look()
-            else:
-                self.drain(self.streams.index(fd))
-
-    async def give(self, text: bytes) -> None:
-        """Write program text; bash may be busy writing to us meanwhile."""
-        view = memoryview(text)
-        while view:
-            try:
-                view = view[os.write(self.program, view) :]
-            except BlockingIOError:
-                await self.pump(0)
-                if not self.running:
-                    return
-                await self._waiter.writable(self.program, 0.05)
-            except BrokenPipeError:
-                return
-
-    @property
-    def running(self) -> bool:
-        """Whether its end has not been seen."""
-        return self._result is None and self._error is None
-
-    async def until(self, deadline: float | None) -> bool:
-        """Wait for the call's code or the end of bash; False at the deadline.
-
-        Raises:
-            WorkerDiedError: the worker ended. _OutOfStep: the status pipe is of no use any more.
-        """
-        while self.open and self.running:
-            left = 0.5 if deadline is None else min(0.5, deadline - _now())
-            if left <= 0:
-                return False
-            await self.pump(left)
-            if self.open and self.running and left >= 0.5:
-                health = self._worker.running.health()
-                if health and health != "stopped by a signal":
-                    self._lost(health)
-        if self._error is not None:
-            raise self._error
-        self.drain(0)
-        self.drain(1)
-        return True
-
-    @property
-    def ended(self) -> ExecResult | None:
-        """How bash ended, None while it runs."""
-        return self._result
-
-    async def signal(self, signo: int) -> None:
-        await self._tell({"op": "signal", "signo": signo, "tree": True})
-
-    async def close(self) -> None:
-        """Kill bash with everything that it has started, and close the pipes."""
-        try:
-            if self.alive:
-                await self._tell({"op": "kill"})
-                await self._wait(2.0)
-        except (TimeoutError, WorkerDiedError):
-            pass
-        finally:
-            self.close_pipes()
-
-    def close_pipes(self) -> None:
-        self._epoll.close()
-        for fd in (self.program, self.status, *self.streams):
-            if fd >= 0:
-                os.close(fd)
-        self.program = self.status = -1
-        self.streams = [-1, -1]
+def _line(command: bytes, source: bytes | None) -> bytes:
+    """Return the program line of one call."""
+    stdin = b" <&204" if source is None else b" <" + quote(source)
+    return rb"\builtin eval " + quote(command) + b" >&203 2>&202" + stdin + rb'; \__vj "$?"' + b"\n"
 
 
 class AsyncShell:
@@ -286,9 +56,11 @@ class AsyncShell:
         self._cwd = cwd
         self._env = env
         self._lock = self._waiter.lock()
-        self._bash: _Bash | None = None
+        self._bash: Bash | None = None
         self._state: tuple[bytes, bytes] | None = None
         self._closed = False
+        self._untold = False
+        """The shell was replaced and no result has said so."""
         self._inputs = 0
 
     @property
@@ -306,7 +78,7 @@ class AsyncShell:
         async with self._lock:
             await self._ready()
 
-    async def _ready(self) -> tuple[_Bash, bool]:
+    async def _ready(self) -> tuple[Bash, bool]:
         """Return a bash in step, in the jail's present worker; and whether it replaces one."""
         if self._closed:
             msg = "the shell is closed"
@@ -318,24 +90,27 @@ class AsyncShell:
                 return bash, False
             await self._drop(bash)
         self._bash = await self._launch(worker)
-        return self._bash, bash is not None
+        replaced, self._untold = bash is not None or self._untold, False
+        return self._bash, replaced
 
     @staticmethod
-    async def _in_step(bash: _Bash) -> bool:
+    async def _in_step(bash: Bash) -> bool:
+        """Whether bash is as it should be, as far as it has told by now."""
         try:
             await bash.pump(0)
-        except _OutOfStep:
+        except OutOfStep:
             return False
-        return bash.running
+        return bash.running and bash.usable
 
-    async def _drop(self, bash: _Bash) -> None:
+    async def _drop(self, bash: Bash) -> None:
         """End a bash; the state after its last whole call is what the next one starts with."""
         self._bash = None
+        bash.salvage()
         if bash.state[0]:
             self._state = bash.state
         await bash.close()
 
-    async def _launch(self, worker: Worker) -> _Bash:
+    async def _launch(self, worker: Worker) -> Bash:
         commands = self._commands
         boot = ["bash", "--norc", "--noprofile", "-c", _BOOT]
         prepared = commands.prepare(worker, "spawn", boot, cwd=self._cwd, env=self._env, limit_time=False)
@@ -349,7 +124,7 @@ class AsyncShell:
                 ours.append(mine)
                 theirs.append(other)
             prepared.fds[:] = theirs
-            bash = _Bash(worker, worker.borrow(), prepared.message["id"], self._waiter, prepared.argv)
+            bash = Bash(worker, worker.borrow(), prepared.message["id"], self._waiter, prepared.argv)
             await bash.start(lambda to: commands.send(worker, to, prepared, 0, 2))
             bash.adopt(ours)
         except BaseException:
@@ -366,6 +141,7 @@ class AsyncShell:
         if self._state is not None:
             bash.state = self._state
             program += rb"\builtin eval " + quote(restoring(*self._state, base)) + b"\n"
+        program += FINISH
         try:
             await bash.give(program)
         except BaseException:
@@ -408,28 +184,25 @@ class AsyncShell:
         async with self._lock:
             bash, restarted = await self._ready()
             limit = timeout_ms(timeout, bash.worker.running.plan.wall_s)
-            source = b"/dev/null"
-            if stdin is not None:
-                source = await self._input(bash.worker, stdin)
+            source = None if stdin is None else await self._input(bash.worker, stdin)
             try:
-                result = await self._call(bash, _line(text, quote(source)), limit, max_output)
-                if result is None:  # the streams were gone, so the command did not run
+                result = await self._call(bash, _line(text, source), limit, max_output)
+                if result is None:  # a command before it had closed the streams, so it did not run
                     await self._drop(bash)
                     bash, restarted = (await self._ready())[0], True
-                    result = await self._call(bash, _line(text, quote(source)), limit, max_output)
+                    result = await self._call(bash, _line(text, source), limit, max_output)
             finally:
                 self._commands.life.touch()
-                if stdin is not None:
+                if source is not None:
                     await self._forget_input(bash.worker, source)
-            if result is None:
-                result = ExecResult(1, shell_restarted=True)
+            result = result or ExecResult(1, shell_restarted=True)
             result.shell_restarted = result.shell_restarted or restarted
         if check and result.exit_code:
             raise CommandFailed(os.fsdecode(text), result)
         return result
 
-    async def _call(self, bash: _Bash, line: bytes, limit_ms: int, cap: int) -> ExecResult | None:
-        """Give bash one line and wait for its end; None when the command did not run."""
+    async def _call(self, bash: Bash, line: bytes, limit_ms: int, cap: int) -> ExecResult | None:
+        """Give bash one line and wait for its end; None when it could not run the command."""
         start = _now()
         bash.begin(cap)
         lost = timed_out = False
@@ -438,14 +211,15 @@ class AsyncShell:
             if not await bash.until(start + limit_ms / 1000 if limit_ms else None):
                 timed_out = True
                 await self._break(bash)
-        except _OutOfStep:
+        except OutOfStep:
             lost = True
         except BaseException:
+            self._untold = True
             await self._drop(bash)
             raise
         ended = bash.ended
         if ended is None and not lost and bash.code is not None:
-            if not bash.begun:
+            if not bash.ran:
                 return None
             result = ExecResult(bash.code, usage=Usage(wall=_now() - start))
         else:
@@ -462,7 +236,7 @@ class AsyncShell:
         result.stderr, result.dropped_stderr = err.value(), err.dropped
         return result
 
-    async def _break(self, bash: _Bash) -> None:
+    async def _break(self, bash: Bash) -> None:
         """End the command under way: its processes first, then bash, each with a moment to obey."""
         await self._interrupt_children(bash)
         if await bash.until(_now() + PATIENCE_S):
@@ -473,10 +247,14 @@ class AsyncShell:
         await bash.signal(signal_module.SIGKILL)
         await bash.until(_now() + 2.0)
 
-    async def _interrupt_children(self, bash: _Bash) -> None:
+    async def _interrupt_children(self, bash: Bash) -> None:
         """Send SIGINT to what bash has started, not to bash: it ends from it when it waits for a child."""
         if bash.alive:
             await self._commands.exec(["bash", "-c", _INTERRUPT, "_", str(bash.pid)], timeout=2.0)
+
+    def _calls(self, bash: Bash) -> bool:
+        """Whether a command is under way in this bash, and it is still ours."""
+        return bash.busy and self._bash is bash
 
     async def interrupt(self) -> bool:
         """End the command under way in another thread or task, as ^C would; False when there is none.
@@ -485,14 +263,14 @@ class AsyncShell:
         killed; then the shell restarts with the state before the call.
         """
         bash = self._bash
-        if bash is None or not bash.open or not bash.running:
+        if bash is None or not self._calls(bash):
             return False
         await self._interrupt_children(bash)
         for signo in (signal_module.SIGINT, signal_module.SIGKILL):
             until = time.monotonic() + PATIENCE_S
-            while bash.open and bash.running and time.monotonic() < until:
+            while self._calls(bash) and time.monotonic() < until:
                 await self._waiter.sleep(0.01)
-            if not (bash.open and bash.running and self._bash is bash):
+            if not self._calls(bash):
                 break
             await bash.signal(signo)
         return True
