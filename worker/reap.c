@@ -58,6 +58,11 @@ void job_drained(struct job *j)
 
 /* ---- killing ---- */
 
+static bool ending(const struct job *j)
+{
+	return j->state == JOB_ENDING || (j->state == JOB_KEPT && !j->keep);
+}
+
 void job_kill(struct job *j)
 {
 	if (j->state == JOB_DRAINING) { /* its output is not wanted any more */
@@ -81,6 +86,19 @@ void job_kill(struct job *j)
 	}
 	sweep.next_ns = 1;
 	loop_wake_at(1);
+}
+
+/* Everything in the jail at once when all of it is to end: a walk may lose against processes that keep forking. */
+void job_kill_jail(void)
+{
+	if (!worker.pid1)
+		return;
+	for (int i = 0; i < jobs_active(); i++) {
+		const struct job *j = jobs_active_at(i);
+		if (!ending(j) && j->state != JOB_DRAINING)
+			return;
+	}
+	kill(-1, SIGKILL);
 }
 
 void job_cancel_lane(struct lane_ref ref)
@@ -108,11 +126,6 @@ int job_signal(struct job *j, int signo, bool tree)
 	for (scan_begin(&sweep.scan); scan_next(&sweep.scan, &pid, &tag);)
 		n += tag == j->tag && kill(pid, signo) == 0;
 	return n ? 0 : -ESRCH;
-}
-
-static bool ending(const struct job *j)
-{
-	return j->state == JOB_ENDING || (j->state == JOB_KEPT && !j->keep);
 }
 
 /* One process of a walk. */
@@ -164,16 +177,19 @@ static void job_sweep(void)
 	uint64_t tag;
 
 	if (!sweep.active) {
-		bool any = false;
+		bool any = false, again = false;
 		for (int i = 0; i < jobs_active(); i++) {
 			struct job *j = jobs_active_at(i);
 			j->seen = 0;
 			j->in_pass = ending(j);
 			any |= j->in_pass;
+			again |= j->in_pass && j->walks;
 		}
 		sweep.next_ns = 0;
 		if (!any)
 			return;
+		if (again)
+			job_kill_jail();
 		sweep.active = true;
 		sweep.again = false;
 		scan_begin(&sweep.scan);

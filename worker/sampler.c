@@ -17,6 +17,7 @@
 #include <string.h>
 #include <sys/stat.h>
 #include <sys/statfs.h>
+#include <time.h>
 #include <unistd.h>
 
 #define MS UINT64_C(1000000)
@@ -24,6 +25,8 @@
 #define COST_FACTOR 50
 #define SLICE 32       /* processes looked at before the loop goes on */
 #define MEMFD_EVERY 10 /* rounds */
+#define PLACES 4
+#define INTERVAL_MAX (1000 * MS)
 #define TMPFS_MAGIC_NUMBER 0x01021994
 
 #define TICK_SLACK (20 * MS) /* the kernel tells a process's start in hundredths of a second */
@@ -34,6 +37,8 @@ enum what { MEMORY, PIDS, DISK };
 
 static struct {
 	struct scan scan;
+	const char *places[PLACES];
+	unsigned nplaces;
 	bool opened, busy, walking, memfds, cpu;
 	struct {
 		pid_t pid;
@@ -49,6 +54,23 @@ static struct {
 	uint64_t blocks_base;         /* of the file system of the workspace, at the first look after it began */
 	struct inodes seen; /* memfds of this round */
 } s;
+
+/* What the looking costs: not the time in which others had the processor. */
+static uint64_t cpu_ns(void)
+{
+	struct timespec t;
+	clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t);
+	return (uint64_t)t.tv_sec * UINT64_C(1000000000) + (uint64_t)t.tv_nsec;
+}
+
+/* The value behind a name such as "HOME=", NULL when it is not there. */
+static const char *value_of(char **env, const char *name)
+{
+	for (; env && *env; env++)
+		if (!strncmp(*env, name, strlen(name)))
+			return *env + strlen(name);
+	return NULL;
+}
 
 static uint64_t own_written(void)
 {
@@ -69,21 +91,39 @@ static uint64_t blocks_used(void)
 	return (uint64_t)(fs.f_blocks - fs.f_bfree) * (uint64_t)fs.f_bsize;
 }
 
-static uint64_t tmpfs_used(void)
+/* The private file systems that hold memory, found once: nothing is mounted by a command. */
+static void find_places(void)
 {
-	static const char *const places[] = {"/tmp", "/dev/shm"};
-	uint64_t sum = 0;
-	dev_t first = 0;
+	const char *const names[PLACES] = {"/tmp", "/var/tmp", "/dev/shm", value_of(worker.env, "HOME=")};
+	dev_t devs[PLACES];
+
+	s.nplaces = 0;
 	if (!worker.pid1) /* the host's own */
-		return 0;
-	for (size_t i = 0; i < VJ_ARRAY(places); i++) {
+		return;
+	for (size_t i = 0; i < PLACES; i++) {
 		struct statfs fs;
 		struct stat st;
-		if (statfs(places[i], &fs) < 0 || fs.f_type != TMPFS_MAGIC_NUMBER || stat(places[i], &st) < 0 ||
-		    st.st_dev == first)
+		unsigned k = 0;
+		if (!names[i] || statfs(names[i], &fs) < 0 || fs.f_type != TMPFS_MAGIC_NUMBER ||
+		    stat(names[i], &st) < 0)
 			continue;
-		first = st.st_dev;
-		sum += (uint64_t)(fs.f_blocks - fs.f_bfree) * (uint64_t)fs.f_bsize;
+		while (k < s.nplaces && devs[k] != st.st_dev)
+			k++;
+		if (k < s.nplaces)
+			continue;
+		devs[k] = st.st_dev;
+		s.places[s.nplaces++] = names[i];
+	}
+}
+
+static uint64_t tmpfs_used(void)
+{
+	uint64_t sum = 0;
+
+	for (unsigned i = 0; i < s.nplaces; i++) {
+		struct statfs fs;
+		if (statfs(s.places[i], &fs) == 0)
+			sum += (uint64_t)(fs.f_blocks - fs.f_bfree) * (uint64_t)fs.f_bsize;
 	}
 	return sum;
 }
@@ -109,6 +149,7 @@ static bool breach(enum what what, uint64_t limit, uint64_t observed)
 		return false;
 	job_violation(worst, "limit", names[what], limit, observed);
 	job_kill(worst);
+	job_kill_jail();
 	return true;
 }
 
@@ -259,6 +300,8 @@ void sampler_start(const struct job *began)
 		return;
 	if (!s.opened && scan_open(&s.scan) < 0)
 		return;
+	if (!s.opened)
+		find_places();
 	s.opened = s.busy = true;
 	s.walking = false;
 	s.next_ns = began->start_ns + INTERVAL_MIN;
@@ -285,10 +328,21 @@ void sampler_timers(uint64_t now)
 	}
 	if (!s.walking)
 		begin_walk();
-	while (left-- && scan_next(&s.scan, &pid, &tag))
+	/* Processes that multiply can be ahead of the walk for ever. Past twice the limit it is not a neighbour's. */
+	const uint64_t enough = worker.limit_pids ? 2 * worker.limit_pids : UINT64_MAX;
+	uint64_t began = cpu_ns();
+	while (s.ntasks <= enough && left-- && scan_next(&s.scan, &pid, &tag))
 		look_at(pid, tag);
+	if (s.ntasks > enough) {
+		s.walking = false;
+		note_jobs();
+		breach(PIDS, worker.limit_pids, s.ntasks);
+		s.next_ns = now_ns() + INTERVAL_MIN;
+		loop_wake_at(s.next_ns);
+		return;
+	}
 	if (left < 0) { /* more to look at, after what else the loop has to do */
-		s.cost_ns += now_ns() - now;
+		s.cost_ns += cpu_ns() - began;
 		loop_wake_at(1);
 		return;
 	}
@@ -300,7 +354,8 @@ void sampler_timers(uint64_t now)
 		s.memfd_memory = s.memfd_now;
 	note_jobs();
 	judge();
-	now = now_ns() - now + s.cost_ns;
-	s.next_ns = now_ns() + (now * COST_FACTOR > INTERVAL_MIN ? now * COST_FACTOR : INTERVAL_MIN);
+	uint64_t pause = (cpu_ns() - began + s.cost_ns) * COST_FACTOR;
+	pause = pause < INTERVAL_MIN ? INTERVAL_MIN : pause > INTERVAL_MAX ? INTERVAL_MAX : pause;
+	s.next_ns = now_ns() + pause;
 	loop_wake_at(s.next_ns);
 }

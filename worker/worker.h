@@ -268,6 +268,7 @@ const char *path_of(char **env); /* the PATH of an environment, or a usual one *
 int job_scan_open(void);                     /* before the first job; 0 or -errno */
 void job_reap(void);                         /* takes every ended child, answers what can be answered */
 void job_kill(struct job *j);                /* begins the end of its tree */
+void job_kill_jail(void);                 /* all of it, when none of it is to live */
 void job_cancel_lane(struct lane_ref ref);   /* of every job that was started from this lane */
 void job_timers(uint64_t now);               /* deadlines, and what is still ending */
 uint64_t micros(struct timeval t);
