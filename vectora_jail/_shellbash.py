@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import select
+import termios
+from array import array
 from typing import TYPE_CHECKING, Final
 
 from ._core import _now
@@ -70,6 +73,7 @@ class Bash(_Started):
         """The caller's streams were still there after the last call."""
         self.open = False
         """A call is under way."""
+        self._unwritten = 0
         self._due = False
         """The state after the last call has not come whole yet."""
         self._buffer = bytearray()
@@ -122,13 +126,14 @@ class Bash(_Started):
             del buffer[: end + 1]
 
     def _take_status(self) -> None:
-        while True:
+        while self.status >= 0:
             try:
                 data = os.read(self.status, 65536)
             except BlockingIOError:
                 return
             if not data:
-                self._epoll.unregister(self.status)
+                os.close(self.status)  # which takes it off the set, epoll(7)
+                self.status = -1
                 return
             self._buffer += data
             self._parse()
@@ -138,8 +143,7 @@ class Bash(_Started):
     def salvage(self) -> None:
         """Take the state that a bash which has ended left in the pipe."""
         try:
-            if self.status >= 0:
-                self._take_status()
+            self._take_status()
         except OutOfStep:
             self._buffer.clear()
 
@@ -174,18 +178,27 @@ class Bash(_Started):
             else:
                 self.drain(self.streams.index(fd))
 
+    def unread(self) -> int:
+        """How much of the program bash has not read: its pipe tells, pipe(7), and what could not be written."""
+        count = array("i", [0])
+        fcntl.ioctl(self.program, termios.FIONREAD, count)
+        return count[0] + self._unwritten
+
     async def give(self, text: bytes) -> None:
         """Write program text; bash may be busy writing to us meanwhile."""
         view = memoryview(text)
+        self._unwritten = 0
         while view:
             try:
                 view = view[os.write(self.program, view) :]
             except BlockingIOError:
                 await self.pump(0)
                 if not self.running:
+                    self._unwritten = len(view)
                     return
                 await self._waiter.writable(self.program, 0.05)
             except BrokenPipeError:
+                self._unwritten = len(view)
                 return
 
     @property

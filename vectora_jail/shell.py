@@ -217,12 +217,13 @@ class AsyncShell:
             self._untold = True
             await self._drop(bash)
             raise
-        ended = bash.ended
-        if ended is None and not lost and bash.code is not None:
+        if bash.code is not None and not lost:
             if not bash.ran:
                 return None
             result = ExecResult(bash.code, usage=Usage(wall=_now() - start))
         else:
+            if bash.ended is not None and bash.unread() >= len(line):
+                return None  # it had ended before
             await self._drop(bash)
             ended = bash.ended
             result = ExecResult(1, shell_restarted=True, usage=Usage(wall=_now() - start))
