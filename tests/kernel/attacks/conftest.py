@@ -33,7 +33,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker(pytest.mark.root)  # only root's jails change their user
         if where == "landlock":
             item.add_marker(pytest.mark.user)  # a jail of root needs namespaces
-        unclaimed = where == "landlock" and (technique.root_only or not technique.landlock)
+        unclaimed = where != "bwrap" and technique.root_only  # their attacker is no root outside either
+        unclaimed |= where == "landlock" and not technique.landlock
         (gone if unclaimed else keep).append(item)
     if gone:
         config.hook.pytest_deselected(items=gone)
