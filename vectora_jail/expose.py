@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ._waiting import SyncWaiter, drive
 from .egress_io import Stream
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 __all__ = ["Exposed", "connect", "expose"]
 
 
-async def connect(worker: Worker, waiter: Waiter, port: int) -> socket.socket:
+async def connect(worker: Worker, waiter: Waiter, port: Any) -> socket.socket:
     """Return a socket that is connected to a server on `port` of the jail's loopback.
 
     Raises:
