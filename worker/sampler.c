@@ -2,7 +2,7 @@
  * no cgroup bounds them.
  *
  * While commands run, their processes are looked at every 20 ms, or so rarely that the looking costs at most a
- * fiftieth of the time. Above a limit the tree of the call that has most of it is killed. What cannot be read is not
+ * fiftieth of the time; once half of the memory is in use, every 10 ms and a tenth. Above a limit the tree of the call that has most of it is killed. What cannot be read is not
  * counted; memory shared after a fork is counted by share only once the plain sum is above the limit.
  * Sources: proc(5), statfs(2).
  */
@@ -24,7 +24,8 @@
 #define INTERVAL_MIN (20 * MS)
 #define COST_FACTOR 50
 #define SLICE 32       /* processes looked at before the loop goes on */
-#define MEMFD_EVERY 10 /* rounds */
+#define MEMFD_EVERY 10 /* rounds, unless there are few tasks */
+#define MEMFD_FEW 16
 #define PLACES 4
 #define INTERVAL_MAX (1000 * MS)
 #define TMPFS_MAGIC_NUMBER 0x01021994
@@ -236,8 +237,8 @@ static void begin_walk(void)
 		cpu |= j->cpu_ms != 0;
 	}
 	s.memory = s.written = s.memfd_now = s.cost_ns = 0;
+	s.memfds = worker.limit_memory && (s.ntasks <= MEMFD_FEW || s.round % MEMFD_EVERY == 0);
 	s.ntasks = s.seen.n = 0;
-	s.memfds = worker.limit_memory && s.round % MEMFD_EVERY == 0;
 	s.cpu = cpu && s.round % CPU_EVERY == 0;
 	s.round++;
 	for (int i = 0; s.cpu && i < jobs_active(); i++)
@@ -252,6 +253,30 @@ static bool older_than(pid_t pid, const struct job *j)
 	uint64_t born = process_started_ns(s.scan.fd, pid);
 	uint64_t began = boot_ns() - (now_ns() - j->start_ns);
 	return born && born + TICK_SLACK < began;
+}
+
+/* Counts processes and nothing else: among ones that multiply the worker seldom gets to run, so the first thing it
+ * does then must be enough. True when a call was ended. */
+static bool too_many(void)
+{
+	uint64_t found = 0, tag;
+	pid_t pid;
+
+	if (!worker.limit_pids)
+		return false;
+	for (scan_begin(&s.scan); found <= 2 * worker.limit_pids && scan_next(&s.scan, &pid, &tag);) {
+		struct job *j = tag == VJ_UNTAGGED ? NULL : job_by_tag(tag);
+		if (!worker.pid1 && !j)
+			continue;
+		found++;
+		if (j)
+			j->tasks++;
+	}
+	for (int i = 0; i < jobs_active(); i++) {
+		struct job *j = jobs_active_at(i);
+		j->peak_procs = j->tasks > j->peak_procs ? j->tasks : j->peak_procs;
+	}
+	return found > worker.limit_pids && breach(PIDS, worker.limit_pids, found);
 }
 
 static void look_at(pid_t pid, uint64_t tag)
@@ -326,8 +351,16 @@ void sampler_timers(uint64_t now)
 		loop_wake_at(s.next_ns);
 		return;
 	}
-	if (!s.walking)
+	if (!s.walking) {
+		for (int i = 0; i < jobs_active(); i++)
+			jobs_active_at(i)->tasks = 0;
+		if (too_many()) {
+			s.next_ns = now_ns() + INTERVAL_MIN;
+			loop_wake_at(s.next_ns);
+			return;
+		}
 		begin_walk();
+	}
 	/* Processes that multiply can be ahead of the walk for ever. Past twice the limit it is not a neighbour's. */
 	const uint64_t enough = worker.limit_pids ? 2 * worker.limit_pids : UINT64_MAX;
 	uint64_t began = cpu_ns();
@@ -354,8 +387,11 @@ void sampler_timers(uint64_t now)
 		s.memfd_memory = s.memfd_now;
 	note_jobs();
 	judge();
-	uint64_t pause = (cpu_ns() - began + s.cost_ns) * COST_FACTOR;
-	pause = pause < INTERVAL_MIN ? INTERVAL_MIN : pause > INTERVAL_MAX ? INTERVAL_MAX : pause;
+	/* Closer to the limit it looks more often. */
+	const bool near = s.memory + s.memfd_memory > worker.limit_memory / 2 && worker.limit_memory;
+	const uint64_t least = near ? INTERVAL_MIN / 2 : INTERVAL_MIN;
+	uint64_t pause = (cpu_ns() - began + s.cost_ns) * (near ? COST_FACTOR / 5 : COST_FACTOR);
+	pause = pause < least ? least : pause > INTERVAL_MAX ? INTERVAL_MAX : pause;
 	s.next_ns = now_ns() + pause;
 	loop_wake_at(s.next_ns);
 }
