@@ -4,6 +4,7 @@
 
 #include "channel.h"
 #include "core/start.h"
+#include "core/treecall.h"
 #include "core/treewatch.h"
 #include "images.h"
 #include "plain.h"

@@ -374,8 +374,10 @@ class Commands:
                 if lane.fd >= 0:
                     worker.give_back(lane)
         finally:
-            worker.calls.discard(number)
+            left = worker.settle(number)
             self.life.last_used = _now()
+        if left:
+            result.violations += left
         if check and result.exit_code:
             raise CommandFailed(command, result)
         return result

@@ -84,7 +84,9 @@ class StreamCore:
         self._lane = None
         if worker is None or lane is None or prepared is None:
             return
-        worker.calls.discard(prepared.message["id"])
+        left = worker.settle(prepared.message["id"])
+        if left and self.result is not None:
+            self.result.violations += left
         self._commands.life.touch()
         if keep:
             worker.give_back(lane)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgpack
 
@@ -13,13 +13,26 @@ from vectora_jail._shim import ffi, lib
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-__all__ = ["Tree"]
+__all__ = ["Finding", "Tree"]
 
 
 def _check(rc: int) -> int:
     if rc < 0:
         raise OSError(-rc, os.strerror(-rc))
     return rc
+
+
+class Finding(NamedTuple):
+    """A git redirect or exec line that appeared while the jail lived."""
+
+    path: bytes
+    kind: str
+    """`commondir`, `config`, `hook`, `alternates` or `todo`."""
+    text: bytes
+    moved: bytes | None
+    """Where it lies now, in the audit store."""
+    errno: int
+    """Why it could not be moved; 0 when it was."""
 
 
 class Tree:
@@ -55,6 +68,34 @@ class Tree:
     def sync(self) -> bool:
         """Handle every event that was queued before this moment; raises OSError when a cover cannot be made."""
         return bool(_check(lib.vj_tree_sync(self._t)))
+
+    def begin(self) -> int:
+        """Do what `sync` does; return how many covers have been made since the scan."""
+        appeared = ffi.new("uint64_t *")
+        _check(lib.vj_tree_begin(self._t, appeared))
+        return int(appeared[0])
+
+    def end(self, appeared: int, *, idle: bool) -> tuple[list[Finding], int]:
+        """Handle what a call left: move redirects and exec lines of git away.
+
+        Args:
+            appeared: What `begin` returned.
+            idle: Nothing else runs in the jail, so that a repository that appeared is complete and is locked.
+
+        Returns:
+            What was found, and how many covers were made since `begin`.
+        """
+        fresh, buffer, size = ffi.new("uint64_t *"), ffi.new("uint8_t **"), ffi.new("size_t *")
+        found = _check(lib.vj_tree_end(self._t, idle, appeared, fresh, buffer, size))
+        if not found:
+            return [], int(fresh[0])
+        try:
+            rows = msgpack.unpackb(
+                bytes(ffi.buffer(buffer[0], size[0])), raw=False, unicode_errors="surrogateescape"
+            )
+        finally:
+            lib.vj_free(buffer[0])
+        return [Finding(*row) for row in rows], int(fresh[0])
 
     def report(self) -> dict[str, Any]:
         """Return what is covered and protected now."""

@@ -96,12 +96,13 @@ def make_report(worker: Worker, life: JailLife) -> JailReport:
     plan = running.plan
     tree = running.tree_report()
     hazards = [Hazard(kind, text) for kind, text in plan.hazards]
-    planted = getattr(life.source, "planted", False)
+    planted = getattr(life.source, "planted", False) or tree.get("planted")
     if planted:
         hazards.append(
             Hazard("policy_planted", "vectora.toml appeared while the jail was alive: it is not read")
         )
-    hazards += [Hazard("git_redirect", _text(item)) for item in tree.get("planted", [])]
+    hazards += tree.get("redirects", [])
+    hazards += [Hazard(kind, _text(path)) for path, kind in tree.get("hazards", [])]
     return JailReport(
         isolation=plan.isolation,
         layers=plan.layers,

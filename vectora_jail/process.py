@@ -92,7 +92,9 @@ class _Started:
         except (wire.ProtocolError, OSError) as exc:
             self._lost(str(exc))
             return
-        self._worker.calls.discard(self._number)
+        left = self._worker.settle(self._number)
+        if left:
+            self._result.violations += left
         self._worker.give_back(self._lane)
 
     def _lost(self, reason: str) -> None:

@@ -196,6 +196,7 @@ class AsyncShell:
                 if source is not None:
                     await self._forget_input(bash.worker, source)
             result = result or ExecResult(1, shell_restarted=True)
+            result.violations += bash.worker.settle(0)
             result.shell_restarted = result.shell_restarted or restarted
         if check and result.exit_code:
             raise CommandFailed(os.fsdecode(text), result)

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
     from ._waiting import Waiter
     from .backends import Running
+    from .results import Violation
 
 IDLE_LANES: Final = 16
 """Lanes that are kept for later calls."""
@@ -60,6 +61,7 @@ class Worker:
         self._ids = itertools.count(2)
         self._main = socket.socket(fileno=running.channel)
         self._main_lock = threading.Lock()
+        self._audit = getattr(running, "audit", None)  # only where the host sees the tree
         self._idle: deque[Lane] = deque()
         self._died = ""
         self._closed = False
@@ -236,6 +238,12 @@ class Worker:
         except ChannelClosed:
             pass
         lane.close()
+
+    def settle(self, number: int) -> tuple[Violation, ...]:
+        """Note the end of a call and return what it left in the tree: nothing of it waits for the host's git."""
+        self.calls.discard(number)
+        audit = self._audit
+        return audit(idle=not self.calls) if audit is not None else ()
 
     # ---- life ----
 

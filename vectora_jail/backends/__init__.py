@@ -12,6 +12,7 @@ if TYPE_CHECKING:
 
     from vectora_jail.egress_lane import EgressDoor
     from vectora_jail.plan import JailPlan
+    from vectora_jail.results import Violation
 
 __all__ = ["Backend", "Running", "load_backend"]
 
@@ -38,6 +39,9 @@ class Running(Protocol):
 
     def sync(self) -> None:
         """Bring masks and protections up to date with the tree; raises OSError when one cannot be made."""
+
+    def audit(self, *, idle: bool) -> tuple[Violation, ...]:
+        """Handle what a call left in the tree, at its end; `idle`: nothing else runs in the jail. Never raises."""
 
     def tree_report(self) -> dict[str, Any]:
         """What is masked and protected now."""

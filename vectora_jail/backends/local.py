@@ -25,9 +25,11 @@ from vectora_jail.errors import UnsupportedPolicy, WorkerSpawnError
 from vectora_jail.limits import held_layers
 from vectora_jail.mounts import bwrap_arguments
 from vectora_jail.proof import prove
+from vectora_jail.results import Violation
+from vectora_jail.treestore import carried, forget_empty, spec_with, violation_of
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from vectora_jail.cgroups import Group
     from vectora_jail.egress_lane import EgressDoor
@@ -62,6 +64,10 @@ class LocalRunning:
         """The way out of an allowlist; None without one."""
         self._closed = False
         self._status: int | None = None
+        self.spec: Mapping[str, Any] = plan.tree
+        """What the tree was made from."""
+        self._appeared = 0
+        self._carried = carried(plan.workspace)
 
     @property
     def pid(self) -> int | None:
@@ -75,11 +81,38 @@ class LocalRunning:
 
     def sync(self) -> None:
         """Bring masks and protections up to date."""
-        self._tree.sync()
+        self._appeared = self._tree.begin()
+
+    def audit(self, *, idle: bool) -> tuple[Violation, ...]:
+        """Move what a call left for the host's git away, cover what it made under masked names, and tell.
+
+        Args:
+            idle: Nothing else runs in the jail: repositories that appeared are locked by the next `sync`.
+        """
+        if self._closed:
+            return ()
+        try:
+            found, fresh = self._tree.end(self._appeared, idle=idle)
+        except OSError:
+            return ()  # the next call's sync finds the same and is refused
+        if not found and not fresh:
+            return ()
+        self._carried.add(found)
+        violations = [violation_of(finding) for finding in found]
+        if fresh:
+            violations += self._masked(fresh)
+        return tuple(violations)
+
+    def _masked(self, fresh: int) -> list[Violation]:
+        """Return the covers that were made during a call, at most 64."""
+        paths = self._tree.report()["appeared"][self._appeared :][: min(fresh, 64)]
+        self._appeared += fresh
+        hint = "a mask covers this name: what was written there is hidden now, also from the command"
+        return [Violation("path", os.fsdecode(path), rule="masked_new", hint=hint) for path in paths]
 
     def tree_report(self) -> dict[str, Any]:
         """Return what is covered now."""
-        return {} if self._closed else self._tree.report()
+        return {} if self._closed else {**self._tree.report(), "redirects": list(self._carried.hazards)}
 
     def limit_events(self) -> list[dict[str, Any]]:
         """Return the limits that the kernel has enforced since the last look, as violations of a reply."""
@@ -127,11 +160,21 @@ class LocalRunning:
         if status is not None:
             self._status = status
         self._started.close()
+        self._leave()
         self._tree.close()
         if self._group is not None:
             self._group.remove()
         if self.plan.scratch:
             shutil.rmtree(self.plan.scratch, ignore_errors=True)
+
+    def _leave(self) -> None:
+        """Look for what the last call left, and keep what the next worker of the workspace has to know."""
+        try:
+            self._carried.add(self._tree.end(self._appeared, idle=True)[0])
+            self._carried.keep(self.spec, self._tree.report()["known"])
+        except OSError:
+            pass
+        forget_empty(self.spec)
 
     def forget(self) -> None:
         """Close descriptors in the child of a fork."""
@@ -171,12 +214,16 @@ class LocalBackend:
         Raises:
             WorkerSpawnError: with the stage that failed, the errno and what to do.
         """
-        tree = Tree(plan.tree)
+        spec = spec_with(plan.tree, plan.workspace)
+        tree = Tree(spec)
         try:
-            return self._start(plan, tree)
+            running = self._start(plan, tree)
         except BaseException:
             tree.close()
+            forget_empty(spec)
             raise
+        running.spec = spec
+        return running
 
     def _start(self, plan: JailPlan, tree: Tree) -> LocalRunning:
         bwrap = plan.bwrap if plan.isolation == "bwrap" else None
