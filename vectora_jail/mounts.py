@@ -83,6 +83,11 @@ def is_below(path: bytes, top: bytes, *, strict: bool = False) -> bool:
     return path.startswith(top if top == b"/" else top + b"/")
 
 
+def below_any(path: bytes, tops: Iterable[bytes]) -> bool:
+    """Return whether `path` is one of `tops` or inside one; all without links."""
+    return (path + b"/").startswith(tuple(top if top == b"/" else top + b"/" for top in tops))
+
+
 def by_place(mounts: Iterable[Mount]) -> dict[bytes, Mount]:
     """Return the mounts that put something somewhere, by their place."""
     return {mount.dest: mount for mount in mounts if mount.kind != "ro-remount"}
@@ -126,7 +131,7 @@ def visible(at: Mapping[bytes, Mount], path: bytes) -> bool:
 
 def is_secret(path: bytes, sensitive: Iterable[bytes], exceptions: Collection[bytes] = ()) -> bool:
     """Return whether `path` is, or lies inside, a sensitive path that has no exception."""
-    return any(is_below(path, secret) for secret in sensitive if secret not in exceptions)
+    return below_any(path, (secret for secret in sensitive if secret not in exceptions))
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ import stat
 from typing import TYPE_CHECKING, NamedTuple
 
 from vectora_jail.facts import PathFact, ToolHome
-from vectora_jail.mounts import is_below
+from vectora_jail.mounts import below_any, is_below
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping
@@ -198,7 +198,7 @@ class _Search:
         links: list[tuple[bytes, bytes]] = []
         fact = self.look(path, links)
         real = fact.path
-        if fact.kind not in ("dir", "file") or any(is_below(real, top) for top in (*_SYSTEM, *self.granted)):
+        if fact.kind not in ("dir", "file") or below_any(real, (*_SYSTEM, *self.granted)):
             self.links += links
             return None
         if (
@@ -208,7 +208,7 @@ class _Search:
         ):
             self.left_out.append(real)  # it would show the home directory, or open the way around a mask
             return None
-        secret = any(is_below(real, s) or is_below(s, real) for s in self.sensitive)
+        secret = below_any(real, self.sensitive) or any(is_below(s, real) for s in self.sensitive)
         if secret or not self.reachable(real):
             self.left_out.append(real)
             return None
@@ -222,13 +222,13 @@ class _Search:
         return fact
 
     def covered(self, path: bytes) -> bool:
-        return any(is_below(path, have) for paths in self.found.values() for have in paths)
+        return below_any(path, (have for paths in self.found.values() for have in paths))
 
     def add_directory(self, directory: bytes) -> None:
         """Show one directory of PATH, the installation it belongs to, and what its links lead to."""
         fact = self.look(directory, [])
         real = fact.path
-        if fact.kind != "dir" or any(is_below(real, top) for top in (*_SYSTEM, *self.granted)):
+        if fact.kind != "dir" or below_any(real, (*_SYSTEM, *self.granted)):
             return
         prefix = os.path.dirname(real)
         whole = os.path.basename(real) in _BIN_NAMES and self.is_installation(prefix)

@@ -10,6 +10,7 @@ import os
 import shutil
 import socket
 import stat
+import threading
 import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -256,10 +257,19 @@ class LocalBackend:
                 os.close(fd)
         running = LocalRunning(plan, started, ours.detach(), tree, owner)
         try:
-            running.hold(make_group(plan.limits, self._cgroup))
-            if bwrap is not None:
-                self._enter(running, plan, tree, started)
-            self._hello(running, plan)
+            # Moving a process between control groups waits for all processors (an RCU grace period, milliseconds);
+            # mounts and hello need not wait for it, the first request does: no command runs before.
+            failures: list[BaseException] = []
+            holder = threading.Thread(target=self._hold, args=(running, plan, failures))
+            holder.start()
+            try:
+                if bwrap is not None:
+                    self._enter(running, plan, tree, started)
+                self._hello(running, plan)
+            finally:
+                holder.join()
+            if failures:
+                raise failures[0]
             if plan.egress is not None:
                 running.door = self._open_door(running, plan)
         except BaseException:
@@ -267,6 +277,13 @@ class LocalBackend:
             running.close()
             raise
         return running
+
+    def _hold(self, running: LocalRunning, plan: JailPlan, failures: list[BaseException]) -> None:
+        """Put the jail under its control groups; what is raised is left in `failures`."""
+        try:
+            running.hold(make_group(plan.limits, self._cgroup))
+        except BaseException as exc:  # noqa: BLE001 — raised again by the caller, in its thread
+            failures.append(exc)
 
     def _open_door(self, running: LocalRunning, plan: JailPlan) -> EgressDoor:
         """Give the worker a lane on which it hands out the connections of an allowlist."""
