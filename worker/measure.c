@@ -1,4 +1,4 @@
-/* measure.c — what one process uses, as /proc tells it; 0 for what cannot be read.
+/* measure.c — what one process uses, as /proc tells it, and what file systems hold; 0 for what cannot be read.
  *
  * Sources: proc(5) status, smaps_rollup, stat, io; `proc` is a descriptor of /proc.
  */
@@ -10,8 +10,16 @@
 #include <fcntl.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <sys/statfs.h>
 
+#define PLACES 4
+#define TMPFS_MAGIC_NUMBER 0x01021994
 #define USER_HZ 100 /* the unit of /proc/N/stat on both architectures */
+
+static struct {
+	const char *at[PLACES];
+	unsigned n;
+} private; /* file systems of the jail whose content is memory */
 
 /* Reads a file of a process; the text's length, 0 when it cannot be read. */
 static size_t read_of(int proc, pid_t pid, const char *file, char *text, size_t cap)
@@ -131,5 +139,60 @@ uint64_t process_memfds(int proc, pid_t pid, struct inodes *seen)
 			sum += (uint64_t)st.st_blocks * 512;
 		}
 	raw1(SYS_close, dir);
+	return sum;
+}
+
+/* The value behind a name such as "HOME=", NULL when it is not there. */
+static const char *value_of(char **env, const char *name)
+{
+	for (; env && *env; env++)
+		if (!strncmp(*env, name, strlen(name)))
+			return *env + strlen(name);
+	return NULL;
+}
+
+/* Bytes in use on the file system of the workspace. */
+uint64_t blocks_used(void)
+{
+	struct statfs fs;
+	if (statfs(".", &fs) < 0 || fs.f_blocks < fs.f_bfree)
+		return 0;
+	return (uint64_t)(fs.f_blocks - fs.f_bfree) * (uint64_t)fs.f_bsize;
+}
+
+/* The private file systems that hold memory, found once: nothing is mounted by a command. */
+void places_find(void)
+{
+	const char *const names[PLACES] = {"/tmp", "/var/tmp", "/dev/shm", value_of(worker.env, "HOME=")};
+	dev_t devs[PLACES];
+
+	private.n = 0;
+	if (!worker.pid1) /* the host's own */
+		return;
+	for (size_t i = 0; i < PLACES; i++) {
+		struct statfs fs;
+		struct stat st;
+		unsigned k = 0;
+		if (!names[i] || statfs(names[i], &fs) < 0 || fs.f_type != TMPFS_MAGIC_NUMBER ||
+		    stat(names[i], &st) < 0)
+			continue;
+		while (k < private.n && devs[k] != st.st_dev)
+			k++;
+		if (k < private.n)
+			continue;
+		devs[k] = st.st_dev;
+		private.at[private.n++] = names[i];
+	}
+}
+
+uint64_t places_used(void)
+{
+	uint64_t sum = 0;
+
+	for (unsigned i = 0; i < private.n; i++) {
+		struct statfs fs;
+		if (statfs(private.at[i], &fs) == 0)
+			sum += (uint64_t)(fs.f_blocks - fs.f_bfree) * (uint64_t)fs.f_bsize;
+	}
 	return sum;
 }

@@ -18,12 +18,16 @@
 #define GIVE_UP_NS (1000 * MS) /* then the reply goes out and names what is stuck */
 #define SWEEP_BUDGET 512       /* processes looked at before the loop may go on */
 #define ZOMBIE_AFTER 3         /* walks; from then on a zombie that another process holds is not waited for */
+#define FREEZE_AFTER 4         /* walks; from then on a tree that still has so many and grows is held still */
+#define FREEZE_FROM 16
 #define SLOW_AFTER 50          /* walks; what is stuck then is looked at every 20 ms */
 
 static struct {
 	struct scan scan;
 	int last_pid_fd;
 	bool active; /* a walk is under way */
+	bool frozen; /* everything in the jail was stopped for this walk */
+	pid_t newest; /* the last that was born in the jail before a walk */
 	bool again;  /* a child ended meanwhile: its children may lie behind the walk */
 	uint64_t next_ns;
 } sweep;
@@ -43,6 +47,7 @@ static void job_done(struct job *j, bool alone)
 		j->state = JOB_DRAINING;
 		return;
 	}
+	sampler_ended(j);
 	job_answer(j);
 	/* An unreaped leader still owns the slab; a kept tree owns its tag. */
 	if (!j->pid && (alone || !j->keep))
@@ -165,6 +170,10 @@ static void walked(bool clean)
 		else
 			pause = j->walks < SLOW_AFTER ? MS : pause, more = true;
 	}
+	if (sweep.frozen) {
+		kill(-1, SIGCONT);
+		sweep.frozen = false;
+	}
 	sweep.active = false;
 	sweep.next_ns = more ? now_ns() + pause : 0;
 	if (more)
@@ -177,19 +186,27 @@ static void job_sweep(void)
 	uint64_t tag;
 
 	if (!sweep.active) {
-		bool any = false, again = false;
+		bool any = false, again = false, freeze = false;
 		for (int i = 0; i < jobs_active(); i++) {
 			struct job *j = jobs_active_at(i);
-			j->seen = 0;
 			j->in_pass = ending(j);
 			any |= j->in_pass;
 			again |= j->in_pass && j->walks;
+			freeze |= j->in_pass && j->walks >= FREEZE_AFTER && j->seen >= FREEZE_FROM;
+			j->seen = 0;
 		}
 		sweep.next_ns = 0;
 		if (!any)
 			return;
 		if (again)
 			job_kill_jail();
+		/* What forks faster than a walk finds it, beside a neighbour that must live: nothing moves meanwhile. */
+		if (freeze && worker.pid1) {
+			pid_t newest = last_pid(sweep.last_pid_fd);
+			if (newest != sweep.newest || !newest)
+				sweep.frozen |= kill(-1, SIGSTOP) == 0;
+			sweep.newest = newest;
+		}
 		sweep.active = true;
 		sweep.again = false;
 		scan_begin(&sweep.scan);

@@ -2,8 +2,9 @@
  * no cgroup bounds them.
  *
  * While commands run, their processes are looked at every 20 ms, or so rarely that the looking costs at most a
- * fiftieth of the time; once half of the memory is in use, every 10 ms and a tenth. Above a limit the tree of the call that has most of it is killed. What cannot be read is not
- * counted; memory shared after a fork is counted by share only once the plain sum is above the limit.
+ * fiftieth of the time; once half of the memory is in use, every 10 ms and a tenth. Above a limit the tree of the call
+ * that has most of it is killed. What cannot be read is not counted; memory shared after a fork is counted by share
+ * only once the plain sum is above the limit.
  * Sources: proc(5), statfs(2).
  */
 #include "worker.h"
@@ -15,8 +16,6 @@
 #include <fcntl.h>
 #include <signal.h>
 #include <string.h>
-#include <sys/stat.h>
-#include <sys/statfs.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -26,9 +25,7 @@
 #define SLICE 32       /* processes looked at before the loop goes on */
 #define MEMFD_EVERY 10 /* rounds, unless there are few tasks */
 #define MEMFD_FEW 16
-#define PLACES 4
 #define INTERVAL_MAX (1000 * MS)
-#define TMPFS_MAGIC_NUMBER 0x01021994
 
 #define TICK_SLACK (20 * MS) /* the kernel tells a process's start in hundredths of a second */
 #define CPU_EVERY 5    /* rounds */
@@ -38,8 +35,6 @@ enum what { MEMORY, PIDS, DISK };
 
 static struct {
 	struct scan scan;
-	const char *places[PLACES];
-	unsigned nplaces;
 	bool opened, busy, walking, memfds, cpu;
 	struct {
 		pid_t pid;
@@ -50,6 +45,7 @@ static struct {
 	uint64_t memory, written;     /* of this round */
 	uint64_t memfd_memory;        /* of the last round that looked at descriptors */
 	uint64_t memfd_now;
+	bool settle;                  /* a call was ended for what it wrote, and is not gone yet */
 	bool rebase;                  /* a command began while no other ran */
 	uint64_t reaped_base, reaped; /* written by children that have ended: when it began, and at the last look */
 	uint64_t blocks_base;         /* of the file system of the workspace, at the first look after it began */
@@ -64,15 +60,6 @@ static uint64_t cpu_ns(void)
 	return (uint64_t)t.tv_sec * UINT64_C(1000000000) + (uint64_t)t.tv_nsec;
 }
 
-/* The value behind a name such as "HOME=", NULL when it is not there. */
-static const char *value_of(char **env, const char *name)
-{
-	for (; env && *env; env++)
-		if (!strncmp(*env, name, strlen(name)))
-			return *env + strlen(name);
-	return NULL;
-}
-
 static uint64_t own_written(void)
 {
 	char text[512];
@@ -83,55 +70,15 @@ static uint64_t own_written(void)
 	return text_field(text, "\nwrite_bytes:");
 }
 
-/* Bytes in use on the file system of the workspace. */
-static uint64_t blocks_used(void)
-{
-	struct statfs fs;
-	if (statfs(".", &fs) < 0 || fs.f_blocks < fs.f_bfree)
-		return 0;
-	return (uint64_t)(fs.f_blocks - fs.f_bfree) * (uint64_t)fs.f_bsize;
-}
-
-/* The private file systems that hold memory, found once: nothing is mounted by a command. */
-static void find_places(void)
-{
-	const char *const names[PLACES] = {"/tmp", "/var/tmp", "/dev/shm", value_of(worker.env, "HOME=")};
-	dev_t devs[PLACES];
-
-	s.nplaces = 0;
-	if (!worker.pid1) /* the host's own */
-		return;
-	for (size_t i = 0; i < PLACES; i++) {
-		struct statfs fs;
-		struct stat st;
-		unsigned k = 0;
-		if (!names[i] || statfs(names[i], &fs) < 0 || fs.f_type != TMPFS_MAGIC_NUMBER ||
-		    stat(names[i], &st) < 0)
-			continue;
-		while (k < s.nplaces && devs[k] != st.st_dev)
-			k++;
-		if (k < s.nplaces)
-			continue;
-		devs[k] = st.st_dev;
-		s.places[s.nplaces++] = names[i];
-	}
-}
-
-static uint64_t tmpfs_used(void)
-{
-	uint64_t sum = 0;
-
-	for (unsigned i = 0; i < s.nplaces; i++) {
-		struct statfs fs;
-		if (statfs(s.places[i], &fs) == 0)
-			sum += (uint64_t)(fs.f_blocks - fs.f_bfree) * (uint64_t)fs.f_bsize;
-	}
-	return sum;
-}
-
 static uint64_t amount(const struct job *j, enum what what)
 {
 	return what == MEMORY ? j->memory : what == PIDS ? j->tasks : j->written;
+}
+
+/* What it still has is on its way out, and not its neighbours' fault. */
+static bool ending(const struct job *j)
+{
+	return j && (j->state == JOB_ENDING || (j->state == JOB_KEPT && !j->keep));
 }
 
 /* The call that has most of it ends; true when there was one. */
@@ -149,6 +96,9 @@ static bool breach(enum what what, uint64_t limit, uint64_t observed)
 	if (!worst)
 		return false;
 	job_violation(worst, "limit", names[what], limit, observed);
+	s.settle |= what == DISK;
+	if (what == MEMORY)
+		s.memfd_memory = 0; /* looked at again before it counts */
 	job_kill(worst);
 	job_kill_jail();
 	return true;
@@ -164,7 +114,7 @@ static uint64_t exact_memory(void)
 		jobs_active_at(i)->memory = 0;
 	for (scan_begin(&s.scan); scan_next(&s.scan, &pid, &tag);) {
 		struct job *j = tag == VJ_UNTAGGED ? NULL : job_by_tag(tag);
-		if (!worker.pid1 && !j)
+		if ((!worker.pid1 && !j) || ending(j))
 			continue;
 		uint64_t m = process_share(s.scan.fd, pid);
 		if (j)
@@ -198,7 +148,7 @@ struct job *sampler_owner(pid_t pid)
 
 static void judge(void)
 {
-	uint64_t other = s.memfd_memory + (worker.limit_memory ? tmpfs_used() : 0);
+	uint64_t other = s.memfd_memory + (worker.limit_memory ? places_used() : 0);
 
 	if (worker.limit_memory && s.memory + other > worker.limit_memory) {
 		uint64_t observed = exact_memory() + other;
@@ -209,6 +159,14 @@ static void judge(void)
 		breach(PIDS, worker.limit_pids, s.ntasks);
 	if (worker.limit_disk) {
 		uint64_t used = blocks_used();
+		bool leaving = false;
+		for (int i = 0; i < jobs_active(); i++)
+			leaving |= ending(jobs_active_at(i));
+		if (s.settle && !leaving) { /* what the ended call has written is not the others' */
+			s.reaped = own_written();
+			s.rebase = true;
+			s.settle = false;
+		}
 		if (s.rebase) {
 			s.reaped_base = s.reaped;
 			s.blocks_base = used;
@@ -219,6 +177,8 @@ static void judge(void)
 		uint64_t grown = used > s.blocks_base ? used - s.blocks_base : 0;
 		/* Children of a parent that ignores SIGCHLD are added to nobody; the file system knows, but it knows
 		 * the host's writers as well, so it decides only far above the limit. */
+		if (s.settle)
+			return;
 		if (sum > worker.limit_disk)
 			breach(DISK, worker.limit_disk, sum);
 		else if (grown / 2 > worker.limit_disk)
@@ -266,7 +226,7 @@ static bool too_many(void)
 		return false;
 	for (scan_begin(&s.scan); found <= 2 * worker.limit_pids && scan_next(&s.scan, &pid, &tag);) {
 		struct job *j = tag == VJ_UNTAGGED ? NULL : job_by_tag(tag);
-		if (!worker.pid1 && !j)
+		if ((!worker.pid1 && !j) || ending(j))
 			continue;
 		found++;
 		if (j)
@@ -285,8 +245,8 @@ static void look_at(pid_t pid, uint64_t tag)
 	uint64_t memory = 0, written = 0, memfd = 0;
 	unsigned tasks = 1;
 
-	if (!worker.pid1 && !j)
-		return; /* the host's */
+	if ((!worker.pid1 && !j) || ending(j))
+		return; /* the host's; what is being killed */
 	if (worker.limit_memory || worker.limit_pids)
 		memory = process_resident(s.scan.fd, pid, &tasks);
 	if (s.memfds)
@@ -326,11 +286,18 @@ void sampler_start(const struct job *began)
 	if (!s.opened && scan_open(&s.scan) < 0)
 		return;
 	if (!s.opened)
-		find_places();
+		places_find();
 	s.opened = s.busy = true;
 	s.walking = false;
 	s.next_ns = began->start_ns + INTERVAL_MIN;
 	loop_wake_at(s.next_ns);
+}
+
+void sampler_ended(const struct job *j)
+{
+	/* Its bytes are not the next call's; a short one has hardly any, and pays for no look. */
+	if (worker.limit_disk && j->end_ns > j->start_ns + INTERVAL_MIN / 4)
+		s.reaped = own_written();
 }
 
 void sampler_timers(uint64_t now)

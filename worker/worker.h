@@ -326,6 +326,9 @@ struct inodes {
 	ino_t ino[VJ_INODES_MAX];
 };
 
+uint64_t blocks_used(void);  /* bytes, of the file system of the workspace */
+void places_find(void);      /* once, after hello */
+uint64_t places_used(void);  /* bytes in private file systems of memory */
 uint64_t process_resident(int proc, pid_t pid, unsigned *threads); /* bytes of its own: anonymous and shared memory */
 uint64_t process_share(int proc, pid_t pid);    /* the same, each page by its part; dearer */
 uint64_t process_cpu_us(int proc, pid_t pid);   /* with the children that it has waited for */
@@ -337,6 +340,7 @@ uint64_t text_field(const char *text, const char *name); /* the number behind a 
 /* ---- sampler.c ---- */
 
 void sampler_start(const struct job *j); /* it begins */
+void sampler_ended(const struct job *j);
 void sampler_timers(uint64_t now);
 struct job *sampler_owner(pid_t pid); /* of a process that was looked at lately; NULL = not known */
 
