@@ -36,6 +36,9 @@ if TYPE_CHECKING:
     from .results import ExecResult as ExecResult
     from .results import JailReport as JailReport
     from .results import Violation as Violation
+    from .safegit import safe_git_env as safe_git_env
+    from .shell import AsyncShell as AsyncShell
+    from .shell import Shell as Shell
     from .terminal import AsyncTerminal as AsyncTerminal
     from .terminal import Terminal as Terminal
 
@@ -45,6 +48,7 @@ _HOME = {
     "AsyncJail": "jail",
     "AsyncJailManager": "manager",
     "AsyncProcess": "process",
+    "AsyncShell": "shell",
     "AsyncStream": "_stream",
     "AsyncTerminal": "terminal",
     "Ceiling": "policy",
@@ -62,6 +66,7 @@ _HOME = {
     "PolicyError": "errors",
     "Process": "process",
     "SandboxDisabled": "errors",
+    "Shell": "shell",
     "Stream": "_stream",
     "Terminal": "terminal",
     "UnsupportedPolicy": "errors",
@@ -72,6 +77,7 @@ _HOME = {
     "load_policy": "policyfile",
     "parse_policy": "policyfile",
     "parse_policy_text": "policyfile",
+    "safe_git_env": "safegit",
 }
 
 __all__ = sorted(_HOME)  # noqa: PLE0605 — one table names both the export and its home
