@@ -40,7 +40,7 @@ struct vj_dir {
 	struct vj_dir *same_name; /* chain of the table by name */
 	struct vj_dir *same_wd;   /* chain of the table by watch descriptor; other trees' directories too */
 	struct vj_tree *tree;
-	uint64_t dev;
+	uint64_t dev, ino; /* 0: not listed yet */
 	uint32_t hash;
 	int wd;
 	uint16_t flags, len;
@@ -109,7 +109,8 @@ struct tree_list {
 enum touch_flags { TOUCH_GONE = 1, TOUCH_MOVED_AWAY = 2, TOUCH_CAME = 4, TOUCH_ATTRIB = 8 };
 struct tree_touch {
 	struct vj_dir *dir;
-	uint32_t flags;
+	uint64_t seq;
+	uint32_t flags, last; /* all of them, and those of the event that came last */
 	uint16_t len;
 	char *name;
 };
@@ -146,6 +147,12 @@ struct vj_tree {
 	uint64_t entries, ndirs_seen, rescans;
 	double ms;
 	bool complete, scanned, live, pending, rescan_mode, links_dirty, gits_dirty, names_dirty, alias_wanted;
+	/* Directories that were caught on the move: the event that tells where to frees them, or they are found again at
+	 * their place and walked; before that nothing is over. */
+	struct vj_dir **lost;
+	size_t nlost, lost_cap;
+	size_t open; /* names that came, are not there, and have not been told to be gone */
+	size_t digested;
 	char reason[TREE_REASON_MAX], no_watch[TREE_REASON_MAX]; /* why the walk is incomplete; why there is no watch */
 
 	int mntns_fd, userns_fd;
@@ -154,6 +161,7 @@ struct vj_tree {
 	/* guarded by the watch lock, treewatch.c */
 	struct tree_touch *queue;
 	size_t nqueue, queue_cap;
+	uint64_t events; /* how many names were ever queued */
 	bool queue_lost; /* overflow: walk again */
 	/* the policy file: not protected yet; written to or open for writing before it was; came where none was */
 	bool policy_arrived, policy_raced, policy_planted, policy_absent;
@@ -172,7 +180,7 @@ struct vj_item *tree_item_of(struct vj_tree *t, uint64_t ino); /* any item with 
 int tree_item_add(struct vj_tree *t, const char *path, size_t len, enum item_what what, unsigned flags,
 		  const struct tree_object *o);
 void tree_item_drop(struct vj_tree *t, struct vj_item *item, bool remember);
-void tree_items_below(struct vj_tree *t, const char *path, size_t len, bool remember, bool with_itself);
+void tree_items_below(struct vj_tree *t, const char *path, size_t len, bool remember);
 void tree_items_unsee(struct vj_tree *t);
 void tree_items_sweep(struct vj_tree *t);
 int tree_known_add(struct vj_tree *t, const struct tree_object *o);
@@ -188,13 +196,18 @@ bool tree_list_has(const struct tree_list *l, const char *text, size_t len);
 void tree_list_free(struct tree_list *l);
 void tree_items_free(struct vj_tree *t);
 int tree_ops_encode(struct vj_tree *t, bool all, uint8_t **buf, size_t *len);
-int tree_ops_answer(struct vj_tree *t, const int32_t *results, size_t count, size_t *retry);
+/* `calm`: nothing in the tree moved meanwhile, so that a name that the jail does not have really is not there. */
+int tree_ops_answer(struct vj_tree *t, const int32_t *results, size_t count, bool calm, size_t *retry);
 
 /* ---- treedir.c ---- */
 struct vj_dir *tree_dir_new(struct vj_tree *t, struct vj_dir *parent, const char *name, size_t len, unsigned flags);
 struct vj_dir *tree_dir_find(struct vj_tree *t, struct vj_dir *parent, const char *name, size_t len);
 void tree_dir_free(struct vj_tree *t, struct vj_dir *d); /* with everything below */
 void tree_dirs_bury(struct vj_tree *t);
+void tree_lost(struct vj_tree *t, struct vj_dir *d);
+void tree_lost_at(struct vj_tree *t, const char *path); /* the directory that holds this path */
+int tree_lost_settle(struct vj_tree *t); /* how many are still lost, or −errno */
+bool tree_dir_in_place(const struct vj_dir *d);
 ssize_t tree_dir_path(const struct vj_dir *d, char *out, size_t cap); /* length, or −ENAMETOOLONG */
 
 /* ---- treefs.c ---- */
@@ -234,7 +247,7 @@ struct tree_walk {
 };
 int tree_walk_below(struct vj_tree *t, struct vj_dir *d); /* one subtree, with its watches */
 /* Decide about one name of a directory as it is now (events). */
-int tree_look_at(struct vj_tree *t, struct vj_dir *d, const char *name, size_t len);
+int tree_look_at(struct vj_tree *t, struct vj_dir *d, const char *name, size_t len, bool *absent);
 int tree_alias_pass(struct vj_tree *t);
 void tree_incomplete(struct vj_tree *t, const char *why);
 uint64_t tree_now_ns(void);
@@ -270,10 +283,15 @@ void tree_watch_add(struct vj_tree *t, struct vj_dir *d, const char *path);
 void tree_watch_drop(struct vj_dir *d);
 void tree_watch_lock(void);
 void tree_watch_unlock(void);
+bool tree_watch_queue(struct vj_tree *t, const struct tree_touch *again); /* with its old place in the order */
 void tree_watch_drain(void); /* read what is queued, never waiting; the watch lock is held */
+void tree_watch_share(void);
 void tree_watch_join(struct vj_tree *t);
 void tree_watch_leave(struct vj_tree *t);
 void tree_need_rescan(struct vj_tree *t, const char *why);
+
+/* ---- treepolicy.c ---- */
+void tree_policy_settle(struct vj_tree *t);
 
 /* ---- treesync.c ---- */
 int tree_round(struct vj_tree *t, bool force); /* digest what is queued, apply it; force: walk again */

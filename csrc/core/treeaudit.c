@@ -35,16 +35,15 @@ struct audit {
 	struct finding found[FINDINGS_MAX];
 	size_t n;
 	unsigned budget;
-	bool todo;  /* a todo list exists: it may be changed in place, without an event */
-	char *text; /* FILE_MAX */
+	bool todo; /* a todo list exists: it may be changed in place, without an event */
+	char *text;
 };
 
 static void found(struct audit *a, const char *path, const char *kind, const char *text, size_t len)
 {
+	struct finding *f = &a->found[a->n];
 	if (a->n == FINDINGS_MAX)
 		return;
-	struct finding *f = &a->found[a->n];
-	memset(f, 0, sizeof *f);
 	f->path = strdup(path);
 	f->text = strndup(text, len < TEXT_MAX ? len : TEXT_MAX);
 	f->kind = kind;

@@ -3,6 +3,7 @@
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 
 #include "tree.h"
 
@@ -94,8 +95,73 @@ static void free_one(struct vj_tree *t, struct vj_dir *d)
 	t->graveyard = d;
 }
 
+bool tree_dir_in_place(const struct vj_dir *d)
+{
+	char path[TREE_PATH_MAX];
+	struct tree_object o;
+	return tree_dir_path(d, path, sizeof path) > 0 && tree_stat(path, &o) == 0 && S_ISDIR(o.mode) &&
+	       (!d->ino || (o.ino == d->ino && o.dev == d->dev));
+}
+
+void tree_lost(struct vj_tree *t, struct vj_dir *d)
+{
+	if (!d->parent)
+		return; /* a grant is bound where it was, whatever its name shows now */
+	for (size_t i = 0; i < t->nlost; i++)
+		if (t->lost[i] == d)
+			return;
+	if (t->nlost == t->lost_cap) {
+		size_t cap = t->lost_cap ? t->lost_cap * 2 : 16;
+		struct vj_dir **more = realloc(t->lost, cap * sizeof *more);
+		if (!more)
+			return; /* the parent's event is still to come */
+		t->lost = more;
+		t->lost_cap = cap;
+	}
+	t->lost[t->nlost++] = d;
+}
+
+void tree_lost_at(struct vj_tree *t, const char *path)
+{
+	struct vj_dir *d = NULL, *next;
+	for (struct vj_dir *top = t->tops; top; top = top->next)
+		if (strncmp(path, top->name, top->len) == 0 && (path[top->len] == '/' || top->len == 1) &&
+		    (!d || top->len > d->len))
+			d = top;
+	for (size_t at = d ? (d->len == 1 ? 1u : d->len + 1u) : 0; d; at += strcspn(path + at, "/") + 1) {
+		next = tree_dir_find(t, d, path + at, strcspn(path + at, "/"));
+		if (!next || !path[at + strcspn(path + at, "/")])
+			break;
+		d = next;
+	}
+	if (d)
+		tree_lost(t, d);
+}
+
+int tree_lost_settle(struct vj_tree *t)
+{
+	struct vj_dir **before = t->lost;
+	size_t n = t->nlost;
+	int err = 0;
+	t->lost = NULL;
+	t->nlost = t->lost_cap = 0;
+	for (size_t i = 0; i < n && !err; i++) {
+		struct vj_dir *d = before[i];
+		if (d->flags & DIR_DEAD)
+			continue;
+		if (tree_dir_in_place(d))
+			err = tree_walk_below(t, d);
+		else
+			tree_lost(t, d);
+	}
+	free(before);
+	return err ? err : (int)t->nlost;
+}
+
 void tree_dirs_bury(struct vj_tree *t)
 {
+	if (t->nlost)
+		return;
 	for (struct vj_dir *d = t->graveyard, *next; d; d = next) {
 		next = d->next;
 		free(d);

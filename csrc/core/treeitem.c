@@ -190,18 +190,12 @@ void tree_item_drop(struct vj_tree *t, struct vj_item *item, bool remember)
 	free(item);
 }
 
-static bool below(const struct vj_item *it, const char *path, size_t len, bool with_itself)
-{
-	return it->len >= len && memcmp(it->path, path, len) == 0 &&
-	       ((it->len > len && (it->path[len] == '/' || len == 1)) || (with_itself && it->len == len));
-}
-
-void tree_items_below(struct vj_tree *t, const char *path, size_t len, bool remember, bool with_itself)
+void tree_items_below(struct vj_tree *t, const char *path, size_t len, bool remember)
 {
 	for (size_t i = 0; i < t->items_size; i++)
 		for (struct vj_item *it = t->by_path[i], *next; it; it = next) {
 			next = it->same_path;
-			if (below(it, path, len, with_itself))
+			if (it->len > len && memcmp(it->path, path, len) == 0 && (it->path[len] == '/' || len == 1))
 				tree_item_drop(t, it, remember);
 		}
 }

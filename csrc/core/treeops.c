@@ -213,10 +213,11 @@ int tree_ops_encode(struct vj_tree *t, bool all, uint8_t **buf, size_t *len)
 	return w.overflow ? -E2BIG : 0;
 }
 
-/* ENOENT and ENOTDIR: the jail does not have that name (or it lies below a cover), so it shows nothing. ESTALE and
- * ELOOP: another object was there; *retry counts them, the caller looks again. */
-int tree_ops_answer(struct vj_tree *t, const int32_t *results, size_t count, size_t *retry)
+/* ENOENT and ENOTDIR when calm, and the host has the name: the jail does not have it (or it lies below a cover), so it
+ * shows nothing. Else, like ESTALE and ELOOP: it moved under the launcher's hands; *retry counts them, look again. */
+int tree_ops_answer(struct vj_tree *t, const int32_t *results, size_t count, bool calm, size_t *retry)
 {
+	struct tree_object o;
 	int worst = 0;
 	*retry = 0;
 	t->pending = false;
@@ -225,13 +226,15 @@ int tree_ops_answer(struct vj_tree *t, const int32_t *results, size_t count, siz
 		int32_t r = i < count ? results[i] : EIO;
 		if (!it || t->sent[i].uncover) /* what was not covered need not be lifted */
 			continue;
-		if (r == 0 || r == ENOENT || r == ENOTDIR) {
+		bool absent = calm && (r == ENOENT || r == ENOTDIR) && tree_stat(it->path, &o) == 0 && o.ino == it->object.ino;
+		bool moved = !absent && (r == ESTALE || r == ELOOP || r == ENOENT || r == ENOTDIR);
+		if (r == 0 || absent) {
 			it->flags |= ITEM_APPLIED;
 			continue;
 		}
 		t->pending = true;
-		*retry += r == ESTALE || r == ELOOP;
-		if (!worst || (r != ESTALE && r != ELOOP))
+		*retry += moved;
+		if (!worst || !moved)
 			worst = -r;
 	}
 	return worst;

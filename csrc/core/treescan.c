@@ -152,9 +152,16 @@ static int list(struct tree_walk *w, struct vj_dir *d, char *buffer, enum tree_f
 	if (fd < 0) {
 		if (fd != -ENOENT && fd != -ENOTDIR && fd != -ELOOP)
 			tree_incomplete(t, strerror(-fd));
+		else
+			tree_lost(t, d);
 		return 0;
 	}
 	if (fstat(fd, &st) != 0) {
+		close(fd);
+		return 0;
+	}
+	if (d->ino && (d->ino != st.st_ino || d->dev != st.st_dev)) { /* another directory has its name now */
+		tree_lost(t, d);
 		close(fd);
 		return 0;
 	}
@@ -167,6 +174,7 @@ static int list(struct tree_walk *w, struct vj_dir *d, char *buffer, enum tree_f
 	if (*kind == FS_REMOTE && !t->reason[0])
 		snprintf(t->reason, sizeof t->reason, "a network or FUSE file system: only local edits are seen");
 	d->dev = st.st_dev;
+	d->ino = st.st_ino;
 	if (!w->aliases) {
 		d->flags |= DIR_LISTED;
 		d->flags = (uint16_t)(tree_fs_folds(fd, *kind) ? d->flags | DIR_FOLD : d->flags & ~DIR_FOLD);
@@ -261,7 +269,7 @@ int tree_alias_pass(struct vj_tree *t)
 	return 0;
 }
 
-int tree_look_at(struct vj_tree *t, struct vj_dir *d, const char *name, size_t len)
+int tree_look_at(struct vj_tree *t, struct vj_dir *d, const char *name, size_t len, bool *absent)
 {
 	char path[TREE_PATH_MAX + 512];
 	ssize_t dir_len = tree_dir_path(d, path, TREE_PATH_MAX);
@@ -272,7 +280,14 @@ int tree_look_at(struct vj_tree *t, struct vj_dir *d, const char *name, size_t l
 	memcpy(path + dir_len, name, len);
 	path[(size_t)dir_len + len] = 0;
 	struct tree_look l = {.t = t, .dir = d, .fd = -1, .path = path, .len = (size_t)dir_len + len, .name = (size_t)dir_len};
-	if (tree_look_read(&l) != 0)
+	int unread = tree_look_read(&l);
+	*absent = unread == -ENOENT;
+	if (d->ino && !tree_dir_in_place(d)) {
+		*absent = false;
+		tree_lost(t, d); /* what the event told of is somewhere else by now */
+		return 0;
+	}
+	if (unread)
 		return 0;
 	l.rel = tree_look_rel(t, d, path);
 	l.ino = l.o.ino;

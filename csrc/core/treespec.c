@@ -228,6 +228,8 @@ void vj_tree_free(struct vj_tree *t)
 	for (size_t i = 0; i < t->nqueue; i++)
 		free(t->queue[i].name);
 	free(t->queue);
+	free(t->lost);
+	t->nlost = 0;
 	tree_dirs_bury(t);
 	free(t->dirs);
 	tree_items_free(t);
@@ -276,7 +278,7 @@ int vj_tree_applied(struct vj_tree *t, const int32_t *results, size_t count)
 {
 	size_t retry;
 	pthread_mutex_lock(&t->lock);
-	int err = tree_ops_answer(t, results, count, &retry);
+	int err = tree_ops_answer(t, results, count, true, &retry);
 	pthread_mutex_unlock(&t->lock);
 	return retry ? 0 : err; /* the first sync looks at those again */
 }

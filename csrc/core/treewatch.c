@@ -9,6 +9,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/eventfd.h>
 #include <sys/inotify.h>
 #include <time.h>
 #include <unistd.h>
@@ -17,6 +18,7 @@
 
 #define EVENTS (IN_CREATE | IN_MOVED_TO | IN_MOVED_FROM | IN_DELETE | IN_ATTRIB | IN_ONLYDIR | IN_DONT_FOLLOW | IN_MASK_ADD)
 #define QUEUE_MAX 16384   /* touched names that one tree keeps; above that it is walked again */
+#define HALF_MOVE_TRIES 10 /* a directory that was moved out of the tree has no second half */
 #define THREAD_PAUSE_NS 1000000 /* between two rounds: a burst of events is one repair */
 #define RESCAN_EVERY_MS 1000    /* the thread's rounds where there are no events */
 
@@ -24,12 +26,12 @@
 static struct {
 	pthread_mutex_t lock;
 	pthread_cond_t idle;
-	int fd;
-	bool thread;
+	int fd, wake; /* inotify; eventfd that ends the thread's wait */
+	bool thread, fresh; /* fresh: something was queued that the thread has not looked at */
 	struct vj_dir **by_wd; /* hash table */
 	size_t size, n;
 	struct vj_tree *trees;
-} watch = {.lock = PTHREAD_MUTEX_INITIALIZER, .idle = PTHREAD_COND_INITIALIZER, .fd = -1};
+} watch = {.lock = PTHREAD_MUTEX_INITIALIZER, .idle = PTHREAD_COND_INITIALIZER, .fd = -1, .wake = -1};
 
 static void after_fork(void)
 {
@@ -38,7 +40,9 @@ static void after_fork(void)
 	pthread_cond_init(&watch.idle, NULL);
 	if (watch.fd >= 0)
 		close(watch.fd);
-	watch.fd = -1;
+	if (watch.wake >= 0)
+		close(watch.wake);
+	watch.fd = watch.wake = -1;
 	watch.thread = false;
 	watch.by_wd = NULL;
 	watch.size = watch.n = 0;
@@ -149,34 +153,48 @@ void tree_watch_drop(struct vj_dir *d)
 
 /* ---- events; the watch lock is held ---- */
 
-static void queue(struct vj_dir *d, const char *name, size_t len, uint32_t flags)
+static bool append(struct vj_tree *t, const struct tree_touch *touch)
+{
+	if (t->nqueue == t->queue_cap) {
+		size_t cap = t->queue_cap ? t->queue_cap * 2 : 64;
+		struct tree_touch *more = cap <= QUEUE_MAX ? realloc(t->queue, cap * sizeof *more) : NULL;
+		if (!more)
+			return false;
+		t->queue = more;
+		t->queue_cap = cap;
+	}
+	char *copy = malloc(touch->len + 1u);
+	if (!copy)
+		return false;
+	memcpy(copy, touch->name, touch->len);
+	copy[touch->len] = 0;
+	t->queue[t->nqueue] = *touch;
+	t->queue[t->nqueue++].name = copy;
+	return true;
+}
+
+bool tree_watch_queue(struct vj_tree *t, const struct tree_touch *again)
+{
+	t->queue_lost = t->queue_lost || !append(t, again);
+	return !t->queue_lost;
+}
+
+static void queue(struct vj_dir *d, char *name, size_t len, uint32_t flags)
 {
 	struct vj_tree *t = d->tree;
 	struct tree_touch *last = t->nqueue ? &t->queue[t->nqueue - 1] : NULL;
+	const struct tree_touch one = {
+		.dir = d, .seq = t->events++, .flags = flags, .last = flags, .len = (uint16_t)len, .name = name};
+	watch.fresh = true;
 	if (t->queue_lost)
 		return;
 	if (last && last->dir == d && last->len == len && memcmp(last->name, name, len) == 0) {
 		last->flags |= flags;
+		last->last = flags;
+		last->seq = one.seq;
 		return;
 	}
-	if (t->nqueue == t->queue_cap) {
-		size_t cap = t->queue_cap ? t->queue_cap * 2 : 64;
-		struct tree_touch *more = cap <= QUEUE_MAX ? realloc(t->queue, cap * sizeof *more) : NULL;
-		if (!more) {
-			t->queue_lost = true;
-			return;
-		}
-		t->queue = more;
-		t->queue_cap = cap;
-	}
-	char *copy = malloc(len + 1);
-	if (!copy) {
-		t->queue_lost = true;
-		return;
-	}
-	memcpy(copy, name, len);
-	copy[len] = 0;
-	t->queue[t->nqueue++] = (struct tree_touch){.dir = d, .flags = flags, .len = (uint16_t)len, .name = copy};
+	t->queue_lost = !append(t, &one);
 }
 
 /* A policy file counts only if nothing wrote to it between its arrival and its protection. */
@@ -195,13 +213,14 @@ static void policy_event(struct vj_tree *t, uint32_t mask)
 	}
 }
 
-static void one_event(const struct inotify_event *e)
+static void one_event(struct inotify_event *e)
 {
 	uint32_t flags = (e->mask & (IN_CREATE | IN_MOVED_TO) ? TOUCH_CAME : 0u) |
 			 (e->mask & IN_DELETE ? TOUCH_GONE : 0u) | (e->mask & IN_MOVED_FROM ? TOUCH_MOVED_AWAY : 0u);
 	if (e->mask & IN_Q_OVERFLOW) {
 		for (struct vj_tree *t = watch.trees; t; t = t->next)
 			t->queue_lost = true;
+		watch.fresh = true;
 		return;
 	}
 	if (!watch.size)
@@ -221,19 +240,29 @@ static void one_event(const struct inotify_event *e)
 	}
 }
 
-void tree_watch_drain(void)
+/* A move is two events: between them the directory is nowhere. Returns whether the queue ended there. */
+static bool read_events(void)
 {
 	_Alignas(struct inotify_event) static char buffer[65536];
+	bool half = false;
 	for (;;) {
 		ssize_t n = watch.fd < 0 ? -1 : read(watch.fd, buffer, sizeof buffer);
 		if (n <= 0)
-			return;
+			return half;
 		for (ssize_t at = 0; at < n;) {
-			const struct inotify_event *e = (const struct inotify_event *)(const void *)(buffer + at);
+			struct inotify_event *e = (struct inotify_event *)(void *)(buffer + at);
+			half = (e->mask & IN_MOVED_FROM) && (e->mask & IN_ISDIR);
 			one_event(e);
 			at += (ssize_t)(sizeof *e + e->len);
 		}
 	}
+}
+
+void tree_watch_drain(void)
+{
+	const struct timespec pause = {0, 20000};
+	for (int i = 0; read_events() && i < HALF_MOVE_TRIES; i++)
+		nanosleep(&pause, NULL);
 }
 
 void tree_watch_join(struct vj_tree *t)
@@ -278,9 +307,12 @@ static struct vj_tree *with_work(bool slow)
 	return NULL;
 }
 
-static void one_round(bool slow)
+/* Serve every tree once. True when there is more to do at once: events that came meanwhile, or that others drained. */
+static bool one_round(bool slow)
 {
+	bool failed = false;
 	pthread_mutex_lock(&watch.lock);
+	watch.fresh = false;
 	tree_watch_drain();
 	for (struct vj_tree *t = watch.trees; t; t = t->next)
 		t->visited = false;
@@ -289,27 +321,46 @@ static void one_round(bool slow)
 		t->visited = true;
 		t->users++;
 		pthread_mutex_unlock(&watch.lock);
-		tree_round(t, walk); /* a failure shows again at the next call's sync */
+		failed = tree_round(t, walk) < 0 || failed; /* it shows again at the next call's sync */
 		pthread_mutex_lock(&watch.lock);
 		if (--t->users == 0)
 			pthread_cond_broadcast(&watch.idle);
 	}
+	for (struct vj_tree *t = watch.trees; t; t = t->next)
+		t->visited = false;
+	bool more = !failed && with_work(false);
 	pthread_mutex_unlock(&watch.lock);
+	return more;
 }
 
 static void *run(void *unused)
 {
 	const struct timespec pause = {0, THREAD_PAUSE_NS};
+	uint64_t count;
 	(void)unused;
-	for (;;) {
+	for (bool more = false;;) {
 		pthread_mutex_lock(&watch.lock);
-		struct pollfd p = {.fd = watch.fd, .events = POLLIN};
+		struct pollfd p[2] = {{.fd = watch.fd, .events = POLLIN}, {.fd = watch.wake, .events = POLLIN}};
 		pthread_mutex_unlock(&watch.lock);
-		int n = poll(&p, 1, RESCAN_EVERY_MS);
-		one_round(n == 0);
+		int n = poll(p, 2, more ? 0 : RESCAN_EVERY_MS);
+		if (n > 0 && (p[1].revents & POLLIN) && read(p[1].fd, &count, sizeof count) < 0)
+			continue;
+		more = one_round(n == 0 && !more);
 		nanosleep(&pause, NULL);
 	}
 	return NULL;
+}
+
+/* A caller that drained the queue may have taken what belongs to other trees: their thread must not sleep on. */
+void tree_watch_share(void)
+{
+	const uint64_t one = 1;
+	pthread_mutex_lock(&watch.lock);
+	if (watch.fresh && !with_work(false))
+		watch.fresh = false;
+	else if (watch.fresh && watch.thread && write(watch.wake, &one, sizeof one) < 0)
+		watch.fresh = false; /* a full counter wakes it as well */
+	pthread_mutex_unlock(&watch.lock);
 }
 
 static int start_thread(void)
@@ -319,6 +370,10 @@ static int start_thread(void)
 	sigset_t all, before;
 	if (watch.thread)
 		return 0;
+	if (watch.wake < 0)
+		watch.wake = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+	if (watch.wake < 0)
+		return -errno;
 	pthread_attr_init(&attr);
 	pthread_attr_setdetachstate(&attr, PTHREAD_CREATE_DETACHED);
 	pthread_attr_setstacksize(&attr, 512 * 1024);

@@ -470,6 +470,57 @@ def test_storm(watched, ws):
     print(f"sync after a change: p50 {times[75] * 1000:.2f} ms, worst {times[-1] * 1000:.2f} ms")
 
 
+FIGHT = """
+import builtins, threading, time
+W = {ws!r}
+def fight():
+    while not builtins.stop:
+        for a, b in (("d", "e"), ("e", "f"), ("f", "d")):
+            try:
+                os.rename(W + "/" + a, W + "/" + b)
+                os.symlink("/usr", W + "/" + a)
+                os.unlink(W + "/" + a)
+            except OSError:
+                pass
+        time.sleep({pause})
+builtins.stop = False
+builtins.fighter = threading.Thread(target=fight)
+builtins.fighter.start()
+out = 1
+"""
+
+
+@pytest.mark.parametrize("pause", [0.001, 0])
+def test_an_agent_that_moves_the_directory_all_the_time(watched, ws, pause):
+    """Assert that a secret saved into a directory that never stands still is covered, or the call is refused."""
+    (ws / "d/sub").mkdir(parents=True)
+    inside = os.open(ws / "d/sub", os.O_RDONLY | os.O_DIRECTORY)
+    jail = watched(ws, ".env", "*.pem")
+    assert jail.agent.run(FIGHT.format(ws=str(ws), pause=pause)) == 1
+    held = refused = 0
+    try:
+        for i in range(40):
+            name = (".env", "k.pem", ".env~")[i % 3]
+            number = os.open("new", os.O_WRONLY | os.O_CREAT, 0o600, dir_fd=inside)
+            os.write(number, b"NONCE")
+            os.close(number)
+            os.rename("new", name, src_dir_fd=inside, dst_dir_fd=inside)
+            try:
+                jail.sync()
+            except BlockingIOError:
+                refused += 1
+                continue
+            assert "NONCE" not in jail.sees_anywhere(), (i, held, refused)
+            held += 1
+    finally:
+        jail.agent.run("import builtins; builtins.stop = True; builtins.fighter.join(); out = 1")
+        os.close(inside)
+    print(f"pause {pause}: {held} covered, {refused} refused")
+    jail.sync()
+    assert "NONCE" not in jail.sees_anywhere()
+    assert pause == 0 or held > 20
+
+
 def test_sync_without_change_is_cheap(watched, ws):
     """Assert that a sync with nothing queued costs a few microseconds at most."""
     jail = watched(ws, ".env")
