@@ -29,7 +29,6 @@ _ALWAYS: Final = (
     ("core.askPass", ""),
     ("core.attributesFile", "/dev/null"),
     ("credential.helper", ""),
-    ("diff.external", ""),
     ("diff.ignoreSubmodules", "all"),
     ("submodule.recurse", "false"),
     ("fetch.recurseSubmodules", "false"),
@@ -53,7 +52,6 @@ _FIXED: Final = {
     "GIT_PAGER": "cat",
     "GIT_EDITOR": "false",
     "GIT_SEQUENCE_EDITOR": "false",
-    "GIT_EXTERNAL_DIFF": "",
     "GIT_SSH_COMMAND": "false",
     "GIT_NO_LAZY_FETCH": "1",
 }
@@ -167,7 +165,8 @@ def safe_git_env(
 
     Only reading commands and commits make sense with it: no hook, filter, pager, editor, credential helper, signature
     or network program runs, submodules are left alone, and the user's own configuration is not read (pass the author
-    in `base`). A filter that is switched off shows the file as it lies in the tree.
+    in `base`). A filter that is switched off shows the file as it lies in the tree; an external diff program that the
+    repository names cannot be switched off this way and fails instead: use `git diff --no-ext-diff`.
 
     Args:
         workspace: Where git will run; its top directory.
