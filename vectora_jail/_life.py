@@ -66,7 +66,7 @@ class FilePolicy:
         self.ceiling = ceiling
         self.required = required
         """Refuse a workspace that did not opt in; without it the defaults are used."""
-        self._path = os.path.join(workspace, POLICY_FILE)
+        self.path = os.path.join(workspace, POLICY_FILE)
         self._seen: tuple[int, ...] | None = None
         self._loaded = False
         self.planted = False
@@ -78,12 +78,12 @@ class FilePolicy:
         from .policyfile import load_policy
 
         for _ in range(3):
-            before = _identity(self._path)
+            before = _identity(self.path)
             policy = load_policy(self.workspace, ceiling=self.ceiling)
-            if _identity(self._path) == before:
+            if _identity(self.path) == before:
                 break
         else:
-            raise PolicyError(f"{self._path} changes while it is read", code="policy_race")
+            raise PolicyError(f"{self.path} changes while it is read", code="policy_race")
         self._seen, self._loaded, self.planted = before, True, False
         if not policy.enabled and not self.required:
             return Policy(ceiling=policy.ceiling)
@@ -91,11 +91,11 @@ class FilePolicy:
 
     def watched(self) -> tuple[str, tuple[int, ...] | None]:
         """Return the file and its identity when it was read."""
-        return self._path, self._seen
+        return self.path, self._seen
 
     def changed(self) -> bool:
         """Return whether the file was saved since it was read; a file that newly appeared is not trusted."""
-        now = _identity(self._path)
+        now = _identity(self.path)
         if now == self._seen:
             return False
         if self._seen is None:
@@ -203,6 +203,8 @@ class JailLife:
             worker = self.worker
             if worker is not None and not worker.gone() and not self._stale():
                 return worker  # somebody else has started it meanwhile
+            if worker is not None and worker.alive and self._ignores_arrival(worker):
+                return worker
             await self._retire(worker)
             await self._back_off()
             self.worker = worker = await self.waiter.run(self._start_now)
@@ -210,6 +212,31 @@ class JailLife:
             if self._on_start is not None:
                 self._on_start(self)
             return worker
+
+    def _ignores_arrival(self, worker: Worker) -> bool:
+        """Return whether a changed policy file is not to be read, because it appeared while this jail lived.
+
+        Raises:
+            PolicyError: code `policy_race`: the jail may have written to it before it was protected.
+        """
+        source = self.source
+        if not isinstance(source, FilePolicy) or not source.changed():
+            return False
+        try:
+            worker.running.sync()
+            report = worker.running.tree_report()
+        except OSError:
+            return False
+        if report.get("planted"):
+            source.planted = True
+            return True
+        if report.get("policy_raced"):
+            raise PolicyError(
+                f"{source.path} was replaced while a command could still write to it: it is not read",
+                code="policy_race",
+                hint="save the file again",
+            )
+        return False
 
     async def _retire(self, worker: Worker | None) -> None:
         """Let a worker's running calls finish and close it then; a dead one is closed at once."""

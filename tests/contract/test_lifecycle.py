@@ -265,3 +265,28 @@ def test_no_descriptor_leaks_over_jails(ws):
                 os.kill(jail.report.pid, signal.SIGKILL)
     assert count() == before
     assert threading.active_count() == threads
+
+
+def test_policy_deleted_and_planted(ws):
+    """Assert that a policy file that the host deletes and a command makes again is not read until reload()."""
+    (ws / "a").write_text("SECRET")
+    path = ws / "vectora.toml"
+    path.write_text('[sandbox]\nmask_add = ["a"]\n')
+    with JailManager() as jails:
+        jail = jails.get(ws)
+        assert jail.exec("cat a").stdout == b""
+        process = jail.spawn(
+            "while :; do echo '[sandbox]' > vectora.toml; grep -q mask vectora.toml || "
+            "{ [ -s vectora.toml ] && break; }; done 2>/dev/null; echo planted"
+        )
+        path.unlink()
+        assert process.read(timeout=10) == b"planted\n"
+        for _ in range(3):
+            try:
+                assert jail.exec("cat a").stdout == b""
+            except vectora_jail.PolicyError as exc:
+                assert exc.code == "policy_race"
+        path.unlink()
+        path.write_text('[sandbox]\nmask_add = ["a"]\n')
+        jails.reload(ws)
+        assert jail.exec("cat a; echo ok").stdout == b"ok\n"
