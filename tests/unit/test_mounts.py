@@ -181,7 +181,7 @@ def test_links_to_a_grant_are_made_again():
     facts = host(workspace=path(b"/data/ws"), rw=(path(b"/data/ws"),), links=((b"/work", b"data"),))
     found = at(plan_mounts(facts, View()))
     assert found[b"/work"].kind == "symlink"
-    assert visible(found, b"/work/ws/file")
+    assert visible(found, b"/srv/ws/file")
 
 
 def test_links_never_hide_a_mount():

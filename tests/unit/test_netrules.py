@@ -253,7 +253,7 @@ def test_deny_beats_a_grant() -> None:
 
 
 BAD_RULES = [
-    "", "*", "*:443", "https://pypi.org", "http://pypi.org:80/simple", "pypi.org/simple", "u@pypi.org",
+    "", "*", "*:443", "https://pypi.org", "http://pypi.org:80/path", "pypi.org/path", "u@pypi.org",
     "pypi.org:", "pypi.org:0", "pypi.org:65536", "pypi.org:https", "pypi.org:*", "pypi.org:80-90",
     "pypi.org:080", "a*.pypi.org", "*pypi.org", "a.*.org", "*.*.org", "*.", "pypi..org", "pypi.org..",
     "-x.org", "py pi.org", "pypi.org\0", "localhost", "a.localhost", "*.localhost", "*.10.0.0.1",
