@@ -83,6 +83,9 @@ def base_ops(
     for mount in mounts:
         if mount.kind == "tmpfs" and mount.why == "private" and mount.perms & 0o200 and mount.size > 1 << 20:
             ops.append(("inodes", mount.dest, inodes(mount.size)))
+    # bwrap opens its sources by name: a command of another jail of this workspace may have swapped one for a link
+    # since the plan was made, and then something else is mounted.
+    ops += [("same", m.dest, *m.identity) for m in mounts if m.is_bind and m.identity != (0, 0)]
     return tuple(ops)
 
 

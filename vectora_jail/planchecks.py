@@ -153,16 +153,23 @@ def refuse_grants(policy: Policy, facts: HostFacts, exceptions: frozenset[bytes]
 
 def _refuse_links_out(policy: Policy, facts: HostFacts) -> None:
     """Ask the ceiling again once links are followed: a repository may hold a link to anywhere."""
-    if policy.ceiling is None or policy.level == policy.ceiling.level == "danger-full-access":
+    ceiling = policy.ceiling
+    if policy.level == "danger-full-access" and (ceiling is None or ceiling.level == policy.level):
         return
+    from vectora_jail.policy import Ceiling
     from vectora_jail.policyrules import resolved_excess
 
     writing = "ro_paths" if policy.level == "read-only" else "rw_paths"
     keys = ((writing, facts.rw), ("ro_paths", facts.ro), ("network.unix", facts.unix))
     grants = [(key, fact.given, fact.path) for key, found in keys for fact in found if fact.exists]
-    excess = resolved_excess(
-        policy.ceiling, grants, workspace=facts.workspace.path, home=facts.user.home.path
-    )
+    if ceiling is None:
+        # The caller consents to what it names; where a link inside the workspace leads the agent may have chosen.
+        tops = facts.workspace.given, facts.workspace.path
+        within = [any(is_below(os.path.normpath(given), top) for top in tops) for _, given, _ in grants]
+        named = [os.fsdecode(g[2]) for g, inside in zip(grants, within, strict=True) if not inside]
+        grants = [g for g, inside in zip(grants, within, strict=True) if inside and g[0] != "network.unix"]
+        ceiling = Ceiling(outside_paths=tuple(name.replace("$", "$$") for name in named))
+    excess = resolved_excess(ceiling, grants, workspace=facts.workspace.path, home=facts.user.home.path)
     if excess:
         raise PolicyError(problems=excess)
 

@@ -340,6 +340,8 @@ static int apply(const struct op *op, const struct covers *covers)
 		return op_cover(covers, op->path, NULL);
 	if (!strcmp(op->name, "cover_at"))
 		return op->args >= 3 ? op_cover(covers, op->path, op->number) : -EINVAL;
+	if (!strcmp(op->name, "same") && op->args >= 3)
+		return verify(op->path, &(struct stat){.st_dev = op->number[0], .st_ino = op->number[1]}, 0);
 	if (!strcmp(op->name, "uncover"))
 		return op_uncover(covers, op->path, op->args >= 3 ? op->number : NULL);
 	if (!strcmp(op->name, "network"))

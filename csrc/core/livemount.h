@@ -19,6 +19,7 @@
  * ["pin", path]                        bind onto itself: the name can no longer be renamed or replaced
  * ["cover", path]                      hide a file or directory under an empty one
  * ["cover_at", path, dev, ino]         the same, but only when the name shows that object
+ * ["same", path, dev, ino]             nothing, but only when the name is a mount and shows that object
  * ["uncover", path] ["uncover", path, dev, ino]   take a cover away, the second only from that object
  * ["network"]                          enter the network namespace, for sysctl names below net/
  * ["sysctl", name, value]              name relative to /proc/sys
