@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import threading
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgpack
@@ -38,7 +40,7 @@ class Finding(NamedTuple):
 class Tree:
     """What the host knows about a workspace's granted directories; freed by `close`."""
 
-    __slots__ = ("_t",)
+    __slots__ = ("_closed", "_lock", "_t", "_users")
 
     def __init__(self, spec: Mapping[str, Any]) -> None:
         """Prepare a tree from the plan's specification; nothing is read yet."""
@@ -47,10 +49,29 @@ class Tree:
         out = ffi.new("struct vj_tree **")
         _check(lib.vj_tree_new(packed, len(packed), out))
         self._t = out[0]
+        self._lock = threading.Lock()
+        self._users = 0
+        self._closed = False
+
+    def __enter__(self) -> Any:
+        """Return the native tree for one call, which keeps it from being freed by another thread."""
+        with self._lock:
+            if self._closed:
+                raise OSError(errno.ESHUTDOWN, "the jail is closed")
+            self._users += 1
+            return self._t
+
+    def __exit__(self, *exc: object) -> None:
+        with self._lock:
+            self._users -= 1
+            last = self._closed and not self._users
+        if last:
+            self._free()
 
     def scan(self) -> None:
         """Walk the tree once and watch it from now on."""
-        _check(lib.vj_tree_scan(self._t))
+        with self as tree:
+            _check(lib.vj_tree_scan(tree))
 
     def ops(self) -> list[list[Any]]:
         """Return the mount operations that the present state asks for, in order."""
@@ -59,20 +80,24 @@ class Tree:
 
     def applied(self, results: Sequence[int]) -> None:
         """Tell what became of the last `ops`, one errno each; raises OSError when a cover could not be made."""
-        _check(lib.vj_tree_applied(self._t, list(results), len(results)))
+        with self as tree:
+            _check(lib.vj_tree_applied(tree, list(results), len(results)))
 
     def attach(self, mntns_fd: int, userns_fd: int) -> None:
         """Apply later changes to this jail, before each call and by the shim's watcher."""
-        _check(lib.vj_tree_attach(self._t, mntns_fd, userns_fd))
+        with self as tree:
+            _check(lib.vj_tree_attach(tree, mntns_fd, userns_fd))
 
     def sync(self) -> bool:
         """Handle every event that was queued before this moment; raises OSError when a cover cannot be made."""
-        return bool(_check(lib.vj_tree_sync(self._t)))
+        with self as tree:
+            return bool(_check(lib.vj_tree_sync(tree)))
 
     def begin(self) -> int:
         """Do what `sync` does; return how many covers have been made since the scan."""
         appeared = ffi.new("uint64_t *")
-        _check(lib.vj_tree_begin(self._t, appeared))
+        with self as tree:
+            _check(lib.vj_tree_begin(tree, appeared))
         return int(appeared[0])
 
     def end(self, appeared: int, *, idle: bool) -> tuple[list[Finding], int]:
@@ -86,7 +111,8 @@ class Tree:
             What was found, and how many covers were made since `begin`.
         """
         fresh, buffer, size = ffi.new("uint64_t *"), ffi.new("uint8_t **"), ffi.new("size_t *")
-        found = _check(lib.vj_tree_end(self._t, idle, appeared, fresh, buffer, size))
+        with self as tree:
+            found = _check(lib.vj_tree_end(tree, idle, appeared, fresh, buffer, size))
         if not found:
             return [], int(fresh[0])
         try:
@@ -105,7 +131,8 @@ class Tree:
     def _table(self, function: Any) -> Any:
         buffer = ffi.new("uint8_t **")
         size = ffi.new("size_t *")
-        _check(function(self._t, buffer, size))
+        with self as tree:
+            _check(function(tree, buffer, size))
         try:
             return msgpack.unpackb(
                 bytes(ffi.buffer(buffer[0], size[0])), raw=False, unicode_errors="surrogateescape"
@@ -114,7 +141,15 @@ class Tree:
             lib.vj_free(buffer[0])
 
     def close(self) -> None:
-        """Stop watching and free everything."""
+        """Stop watching and free everything, once no call of another thread uses it any more."""
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+            busy = self._users
+        if not busy:
+            self._free()
+
+    def _free(self) -> None:
         tree, self._t = self._t, ffi.NULL
-        if tree != ffi.NULL:
-            lib.vj_tree_free(tree)
+        lib.vj_tree_free(tree)
