@@ -12,6 +12,11 @@ if TYPE_CHECKING:
 
 __all__ = ["Finding", "capabilities", "doctor", "exit_code"]
 
+_GIVE_GROUP = (
+    "start the backend with `systemd-run --scope -p Delegate=yes`, or, where its group is its own, with "
+    'backend_options={"cgroup": "own"}'
+)
+
 
 class Finding(NamedTuple):
     """One thing that a jail on this host has or lacks."""
@@ -98,22 +103,27 @@ def _seccomp(facts: HostFacts) -> Finding:
 
 def _memory(facts: HostFacts) -> Finding:
     groups = facts.cgroup
-    where = f"control groups v{groups.version}" if groups.version else "no control groups"
+    if "memory" in groups.controllers:
+        return Finding("memory limit", "on", f"control group v{groups.version}, and sampled by the worker")
     return Finding(
         "memory limit",
         "partial",
-        f"sampled by the worker ({where} {'can' if groups.writable else 'cannot'} be used)",
+        f"sampled by the worker; no control group: {groups.reason or 'none are mounted'}",
+        _GIVE_GROUP,
     )
 
 
 def _pids(facts: HostFacts) -> Finding:
+    groups = facts.cgroup
+    if "pids" in groups.controllers:
+        return Finding("process limit", "on", f"control group v{groups.version}, and counted by the worker")
     if facts.user.uid:
         return Finding("process limit", "on", "RLIMIT_NPROC in the jail's user namespace")
     return Finding(
         "process limit",
         "partial",
-        "counted by the worker: the kernel exempts uid 0",
-        "run as an ordinary user",
+        "counted by the worker: the kernel exempts uid 0 from RLIMIT_NPROC",
+        f"run as an ordinary user, or {_GIVE_GROUP}",
     )
 
 

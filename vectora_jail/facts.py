@@ -120,10 +120,9 @@ class CgroupFacts:
     version: int = 0
     """0 none, 1 or 2."""
     controllers: frozenset[str] = frozenset()
-    path: bytes = b""
-    """The directory of this process's own group (version 2) or of its memory group (version 1)."""
-    writable: bool = False
-    """Whether this process may make groups there and move processes into them."""
+    """Those of memory, pids and cpu in which this process may make groups for jails."""
+    reason: str = ""
+    """Why there are none, or what is missing."""
 
 
 @dataclass(frozen=True, slots=True)

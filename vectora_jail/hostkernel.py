@@ -129,27 +129,11 @@ def listening_sockets() -> tuple[bytes, ...]:
 
 
 def cgroup_facts() -> CgroupFacts:
-    """Return the control group of this process and whether it can hold groups for jails."""
-    memory, unified = b"", None
-    for line in read_small(b"/proc/self/cgroup").splitlines():
-        number, controllers, path = line.split(b":", 2)
-        if number == b"0":
-            unified = path
-        if b"memory" in controllers.split(b","):
-            memory = path
-    if memory:
-        top = b"/sys/fs/cgroup/memory"
-        names = frozenset(
-            name for name in ("memory", "pids", "cpu", "cpuset") if os.path.isdir(f"/sys/fs/cgroup/{name}")
-        )
-        own = os.path.normpath(top + memory)
-        return CgroupFacts(1, names, own, os.access(own, os.W_OK))
-    if unified is None:
-        return CgroupFacts()
-    own = os.path.normpath(b"/sys/fs/cgroup" + unified)
-    names = frozenset(read_small(own + b"/cgroup.controllers").decode("ascii", "replace").split())
-    writable = os.access(own, os.W_OK) and os.access(own + b"/cgroup.procs", os.W_OK)
-    return CgroupFacts(2, names, own, writable)
+    """Return the control groups that can hold groups for jails."""
+    from vectora_jail.cgroupplace import find_place
+
+    place = find_place()
+    return CgroupFacts(place.version, place.controllers, place.reason)
 
 
 def watch_note(workspace: bytes) -> str:
