@@ -6,6 +6,7 @@ directory is another one; and given up for a while after repeated failures. Noth
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import time
@@ -71,12 +72,21 @@ class FilePolicy:
         self._loaded = False
         self.planted = False
         """The file appeared while a jail was alive, so that it may be the agent's: it is ignored."""
+        self.raced: tuple[int, ...] | None = None
+        """A state of the file that a command may have written: it is refused."""
+        self._policy: Policy | None = None
 
     def load(self) -> Policy:
         """Read the file. Raises PolicyError, SandboxDisabled."""
         from .policy import Policy
         from .policyfile import load_policy
 
+        # The worker that saw the file appear may be gone: what it was started with still holds.
+        if self._policy is not None and (self.planted or (self._seen is None and _identity(self.path))):
+            self.planted = True
+            return self._policy
+        if self.raced is not None and self.raced == _identity(self.path):
+            raise _race(self.path)
         for _ in range(3):
             before = _identity(self.path)
             policy = load_policy(self.workspace, ceiling=self.ceiling)
@@ -86,8 +96,10 @@ class FilePolicy:
             raise PolicyError(f"{self.path} changes while it is read", code="policy_race")
         self._seen, self._loaded, self.planted = before, True, False
         if not policy.enabled and not self.required:
-            return Policy(ceiling=policy.ceiling)
-        return policy.ensure_usable(self.workspace)
+            self._policy = Policy(ceiling=policy.ceiling)
+        else:
+            self._policy = policy.ensure_usable(self.workspace)
+        return self._policy
 
     def watched(self) -> tuple[str, tuple[int, ...] | None]:
         """Return the file and its identity when it was read."""
@@ -103,10 +115,24 @@ class FilePolicy:
             return False
         return True
 
+    @property
+    def trusting(self) -> bool:
+        """Whether `reload` was asked for: the next load reads the file, whoever made it."""
+        return self._seen == ()
+
     def reload(self) -> None:
         """Trust the file as it is now."""
         self._seen = ()
         self.planted = False
+        self.raced = None
+
+
+def _race(path: str) -> PolicyError:
+    return PolicyError(
+        f"{path} was replaced while a command could still write to it: it is not read",
+        code="policy_race",
+        hint="save the file again",
+    )
 
 
 class JailLife:
@@ -203,7 +229,7 @@ class JailLife:
             worker = self.worker
             if worker is not None and not worker.gone() and not self._stale():
                 return worker  # somebody else has started it meanwhile
-            if worker is not None and worker.alive and self._ignores_arrival(worker):
+            if worker is not None and self._ignores_arrival(worker) and worker.alive:
                 return worker
             await self._retire(worker)
             await self._back_off()
@@ -220,23 +246,23 @@ class JailLife:
             PolicyError: code `policy_race`: the jail may have written to it before it was protected.
         """
         source = self.source
-        if not isinstance(source, FilePolicy) or not source.changed():
+        self._note_arrival(worker)
+        if not isinstance(source, FilePolicy) or source.trusting or not source.changed():
             return False
-        try:
-            worker.running.sync()
-            report = worker.running.tree_report()
-        except OSError:
-            return False
-        if report.get("planted"):
-            source.planted = True
-            return True
-        if report.get("policy_raced"):
-            raise PolicyError(
-                f"{source.path} was replaced while a command could still write to it: it is not read",
-                code="policy_race",
-                hint="save the file again",
-            )
-        return False
+        if source.raced is not None and not source.planted:
+            raise _race(source.path)
+        return source.planted
+
+    def _note_arrival(self, worker: Worker) -> None:
+        """Keep what the worker's watch says of the policy file: the next worker's watch does not know."""
+        source = self.source
+        if not isinstance(source, FilePolicy) or source.trusting or not source.changed():
+            return
+        with contextlib.suppress(OSError):
+            worker.running.sync()  # also of a dead one: the watch is ours, only covers cannot be made any more
+        report = worker.running.tree_report()
+        source.planted = source.planted or bool(report.get("planted"))
+        source.raced = _identity(source.path) if report.get("policy_raced") else None
 
     async def _retire(self, worker: Worker | None) -> None:
         """Let a worker's running calls finish and close it then; a dead one is closed at once."""
@@ -298,6 +324,8 @@ class JailLife:
     def stop(self) -> None:
         """End the worker; the next call starts a new one."""
         worker, self.worker = self.worker, None
+        if worker is not None:
+            self._note_arrival(worker)
         for old in (*self._retired, worker):
             if old is not None:
                 old.close()

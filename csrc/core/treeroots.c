@@ -113,7 +113,8 @@ int tree_scan_all(struct vj_tree *t)
 	}
 	if (!t->scanned) {
 		snprintf(policy, sizeof policy, "%s/vectora.toml", t->workspace_len == 1 ? "" : t->workspace);
-		bool absent = tree_stat(policy, &o) != 0;
+		/* nothing protects the name of a link: who puts a file there may be the agent */
+		bool absent = tree_stat(policy, &o) != 0 || S_ISLNK(o.mode);
 		tree_watch_lock();
 		t->policy_absent = absent;
 		tree_watch_unlock();

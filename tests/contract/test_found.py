@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import signal
 from dataclasses import replace
 
 import pytest
 
-from vectora_jail import Jail, Policy, PolicyError, WorkerSpawnError
+from vectora_jail import Jail, JailManager, Policy, PolicyError, WorkerDiedError, WorkerSpawnError
 
 
 def _private(tmp_path):
@@ -47,3 +49,48 @@ def test_a_planted_link_widens_no_grant(ws, tmp_path):
             pass
     with Jail.open(ws, policy=Policy(ro_paths=("vendor", str(private)))) as jail:
         assert jail.exec("cat vendor/secret").stdout == b"SECRET"
+
+
+PLANT = 'printf \'[sandbox]\\n[sandbox.network]\\nmode = "allowlist"\\nallow = ["example.org"]\\n\' > vectora.toml'
+
+
+@pytest.mark.parametrize("end", ["idle", "killed"])
+def test_a_planted_policy_waits_for_no_restart(ws, end):
+    """Assert that a policy file that a command made is not read either when the worker is another one."""
+    with Jail.open(ws) as jail:
+        jail.exec(PLANT, check=True)
+        if end == "idle":
+            jail._life.stop()
+        else:
+            os.kill(jail.report.pid, signal.SIGKILL)
+            with contextlib.suppress(WorkerDiedError):
+                jail.exec("sleep 5")
+        assert jail.exec("echo $VECTORA_SANDBOX_NETWORK_DISABLED").stdout == b"1\n"
+        assert any(hazard.kind == "policy_planted" for hazard in jail.report.hazards)
+
+
+@pytest.mark.parametrize("stop", [False, True])
+def test_a_policy_planted_where_the_host_removed_one(ws, stop):
+    """Assert that a command cannot slip its own policy file in after the host's was removed, until reload()."""
+    (ws / "vectora.toml").write_text("[sandbox]\n")
+    with JailManager() as jails:
+        jail = jails.get(ws)
+        waiting = jail.spawn(f"while [ -e vectora.toml ]; do :; done; {PLANT}; echo done")
+        (ws / "vectora.toml").unlink()
+        assert waiting.read(timeout=10) == b"done\n"
+        if stop:
+            jail._life.stop()
+        assert jail.exec("echo $VECTORA_SANDBOX_NETWORK_DISABLED").stdout == b"1\n"
+        jails.reload(ws)
+        assert jail.exec("echo $VECTORA_SANDBOX_NETWORK_DISABLED").stdout == b"\n"
+
+
+def test_a_policy_that_is_a_link(ws):
+    """Assert that a command that replaces a policy file that is a link inside the workspace changes no policy."""
+    (ws / "conf").mkdir()
+    (ws / "conf" / "policy.toml").write_text('[sandbox]\nmask_add = ["a"]\n')
+    (ws / "vectora.toml").symlink_to("conf/policy.toml")
+    (ws / "a").write_text("SECRET")
+    with Jail.open(ws) as jail:
+        jail.exec("echo '[sandbox]' > x; mv -f x vectora.toml", check=True)
+        assert jail.exec("cat a").stdout == b""
