@@ -101,6 +101,10 @@ def make_report(worker: Worker, life: JailLife) -> JailReport:
         hazards.append(
             Hazard("policy_planted", "vectora.toml appeared while the jail was alive: it is not read")
         )
+    if not tree.get("complete", True):
+        hazards.append(Hazard("mask_scan", f"not all names were looked at: {tree['reason']}"))
+    elif tree.get("watch") == "rescan":
+        hazards.append(Hazard("mask_watch", f"later changes are seen at the next call: {tree['reason']}"))
     hazards += tree.get("redirects", [])
     hazards += [Hazard(kind, _text(path)) for path, kind in tree.get("hazards", [])]
     return JailReport(

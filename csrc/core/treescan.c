@@ -77,6 +77,18 @@ static int unreadable(struct vj_tree *t, struct vj_dir *d, const char *path, siz
 	return tree_item_add(t, path, len, ITEM_COVER, 0, &o);
 }
 
+/* What could not be looked at is hidden whole: a command may have moved a secret where the walk does not reach. Only
+ * before the first command; what moves there later takes its cover along. */
+static int hide(const struct tree_walk *w, const struct vj_dir *d)
+{
+	char path[TREE_PATH_MAX];
+	struct tree_object o;
+	ssize_t len = tree_dir_path(d, path, sizeof path);
+	if (w->t->scanned || w->aliases || len < 0 || tree_stat(path, &o) != 0 || !S_ISDIR(o.mode))
+		return 0;
+	return d->flags & DIR_ROOT ? -EFBIG : tree_item_add(w->t, path, (size_t)len, ITEM_COVER, 0, &o);
+}
+
 static int child_dir(struct tree_walk *w, struct vj_dir *d, const struct tree_look *l, bool inner)
 {
 	struct vj_tree *t = w->t;
@@ -117,7 +129,7 @@ static int visit(struct tree_walk *w, struct vj_dir *d, struct tree_look *l, con
 		return 0;
 	if (l->name + len >= TREE_PATH_MAX) {
 		tree_incomplete(w->t, "a path is longer than 4,096 bytes");
-		return 0;
+		return hide(w, d);
 	}
 	memcpy(w->path + l->name, e->name, len + 1);
 	l->len = l->name + len;
@@ -203,7 +215,7 @@ static int list(struct tree_walk *w, struct vj_dir *d, char *buffer, enum tree_f
 			break;
 	}
 	close(fd);
-	return err;
+	return err || !w->stop ? err : hide(w, d);
 }
 
 static int walk(struct tree_walk *w, struct vj_dir *d)
@@ -225,6 +237,8 @@ static int walk(struct tree_walk *w, struct vj_dir *d)
 		err = list(w, next, buffer, &kind);
 		dev = next->dev;
 	}
+	while (!err && w->stop && w->depth)
+		err = hide(w, w->stack[--w->depth]);
 	w->depth = 0;
 	free(buffer);
 	free(w->stack);

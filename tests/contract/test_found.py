@@ -10,6 +10,9 @@ from dataclasses import replace
 import pytest
 
 from vectora_jail import Jail, JailManager, Policy, PolicyError, WorkerDiedError, WorkerSpawnError
+from vectora_jail.treestore import carried
+
+PYTHON = "/usr/bin/python3"
 
 
 def _private(tmp_path):
@@ -94,3 +97,41 @@ def test_a_policy_that_is_a_link(ws):
     with Jail.open(ws) as jail:
         jail.exec("echo '[sandbox]' > x; mv -f x vectora.toml", check=True)
         assert jail.exec("cat a").stdout == b""
+
+
+DEEP = """
+import os, sys
+name = "d" * 250
+for _ in range(20):
+    if sys.argv[1] == "make":
+        os.mkdir(name)
+    os.chdir(name)
+if sys.argv[1] == "make":
+    os.rename(WS + "/conf", "conf")
+print(open("conf/.env").read(), end="")
+"""
+
+
+def test_a_secret_moved_deeper_than_a_path_can_name(ws):
+    """Assert that what the mask scan cannot reach is hidden from the next jail, and told."""
+    (ws / "conf").mkdir()
+    (ws / "conf" / ".env").write_text("SECRET")
+    program = f"WS = {str(ws)!r}\n{DEEP}"
+    with Jail.open(ws, policy=Policy()) as jail:
+        assert jail.exec([PYTHON, "-c", program, "make"], check=True).stdout == b""
+    carried.__globals__["_carried"].clear()  # as another backend process would start
+    with Jail.open(ws, policy=Policy()) as jail:
+        assert b"SECRET" not in jail.exec([PYTHON, "-c", program, "read"]).stdout
+        assert any(hazard.kind == "mask_scan" for hazard in jail.report.hazards)
+        assert jail.exec("mkdir -p a/b && touch a/b/c && ls a/b").stdout == b"c\n"
+
+
+def test_a_scan_that_stops_hides_the_rest(ws, monkeypatch):
+    """Assert that directories that the mask scan had no time for are hidden, not shown without their masks."""
+    monkeypatch.setattr("vectora_jail.plan.SCAN_ENTRIES", 40)
+    for number in range(30):
+        (ws / f"d{number}" / "e").mkdir(parents=True)
+        (ws / f"d{number}" / "e" / ".env").write_text("SECRET")
+    with Jail.open(ws, policy=Policy()) as jail:
+        assert b"SECRET" not in jail.exec("cat d*/e/.env").stdout
+        assert any(hazard.kind == "mask_scan" for hazard in jail.report.hazards)
