@@ -76,7 +76,7 @@ class Side:
 
 
 def _tests(side: Side) -> bool:
-    code, text = side.sh("python3 -m unittest -q 2>&1")
+    code, text = side.sh("python3 -B -m unittest -q 2>&1")
     return code == 1 and "FAIL" in text
 
 
@@ -86,7 +86,7 @@ def _edit(side: Side) -> bool:
     else:
         path = side.ws / "calc.py"
         path.write_text(path.read_text().replace("a - b", "a + b"))
-    return side.sh("python3 -m unittest -q 2>&1")[0] == 0 and "a + b" in (side.ws / "calc.py").read_text()
+    return side.sh("python3 -B -m unittest -q 2>&1")[0] == 0 and "a + b" in (side.ws / "calc.py").read_text()
 
 
 def _git(side: Side) -> bool:
