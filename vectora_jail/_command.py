@@ -81,6 +81,9 @@ def environment_list(base: Iterable[bytes], changes: Mapping[Any, Any]) -> list[
     Raises:
         TypeError, ValueError: a name or a value that no environment can hold.
     """
+    if not hasattr(changes, "items"):
+        msg = f"env is {type(changes).__name__}, not a mapping of names to text or None"
+        raise TypeError(msg)
     merged: dict[bytes, bytes] = dict(item.partition(b"=")[::2] for item in base)
     for name, value in changes.items():
         if not isinstance(name, (str, bytes)) or not (

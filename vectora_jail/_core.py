@@ -37,7 +37,7 @@ _now = monotonic
 class Prepared:
     """An exec-like request that is ready to be sent, with the descriptors it needs until then."""
 
-    __slots__ = ("argv", "cwd", "fds", "message", "opened", "seconds", "stdin_bytes", "stdin_iter")
+    __slots__ = ("argv", "cwd", "fds", "message", "opened", "seconds", "stdin_bytes", "stdin_iter", "wall_ms")
 
     def __init__(self) -> None:
         self.argv: list[bytes] = []
@@ -46,6 +46,8 @@ class Prepared:
         self.fds = [-1, -1, -1, -1]
         self.opened: list[int] = []
         self.seconds: float | None = None
+        self.wall_ms = 0
+        """The policy's own limit of time, when it is what ends the call."""
         self.stdin_bytes: bytes | None = None
         self.stdin_iter: Any = None
 
@@ -146,6 +148,15 @@ def plain_result(numbers: list[int]) -> ExecResult:
     return ExecResult(code, b"", b"", timed_out == 1, signal, usage, (), 0, 0, leftovers)
 
 
+def overtime(result: ExecResult, prepared: Prepared) -> tuple[Violation, ...]:
+    """Return the violation of a call that the policy's `wall_s` has ended; the caller's own timeout is none."""
+    if not (result.timed_out and prepared.wall_ms):
+        return ()
+    spent = int(result.duration * 1000)
+    rule, hint = "limits.wall_s", "raise wall_s in [sandbox.limits]"
+    return (Violation("limit", "wall", limit=prepared.wall_ms, observed=spent, rule=rule, hint=hint),)
+
+
 def refused_targets(door: EgressDoor, since: int) -> tuple[Violation, ...]:
     """Return what the egress proxy has refused since then, while this call ran."""
     return tuple(
@@ -211,6 +222,8 @@ class Commands:
             if milliseconds:
                 message["timeout_ms"] = milliseconds
                 prepared.seconds = milliseconds / 1000
+                if plan.wall_s and milliseconds >= int(plan.wall_s * 1000):
+                    prepared.wall_ms = milliseconds
             if plan.cpu_s:
                 message["cpu_ms"] = int(plan.cpu_s * 1000)
         if leftovers == "keep":
@@ -368,6 +381,7 @@ class Commands:
                 kept, result.dropped_stderr = lane.output(1)
                 if kept:
                     result.stderr = kept + result.stderr
+                result.violations += overtime(result, prepared)
                 if door is not None and door.sequence != attempts:
                     result.violations += refused_targets(door, attempts)
             finally:

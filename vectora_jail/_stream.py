@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from . import wire
-from ._core import STREAM, _now, result_of
+from ._core import STREAM, _now, overtime, result_of
 from ._lanes import CAPTURE_ERR, CAPTURE_OUT, DATA, MERGE, ChannelClosed
 from ._waiting import drive
 from .errors import WorkerDiedError
@@ -75,6 +75,7 @@ class StreamCore:
         reply = wire.decode(lane.reply())
         wire.expect_id(reply, prepared.message["id"])
         self.result = result_of(reply, prepared.argv, prepared.cwd, worker.running)
+        self.result.violations += overtime(self.result, prepared)
         if self.result.stderr:
             self._pending.append(Chunk(2, self.result.stderr))
         self._release(keep=True)

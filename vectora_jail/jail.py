@@ -169,7 +169,11 @@ class Jail(_Base):
         return make_report(drive(self._life.ready()), self._life)
 
     def stream(self, command: Command, **options: Any) -> Stream:
-        """Run a command and iterate over its output as it comes (options as `exec`; `.result` at the end)."""
+        """Run a command and iterate over its output as it comes; `.result` at the end.
+
+        Options: `cwd`, `env`, `stdin`, `timeout`, `merge_stderr` and `leftovers`, as `exec`. Nothing is dropped: a
+        caller that reads slowly slows the command down.
+        """
         return Stream(StreamCore(self._commands, command, options))
 
     def spawn(
@@ -284,7 +288,11 @@ class AsyncJail(_Base):
         return self
 
     def stream(self, command: Command, **options: Any) -> AsyncStream:
-        """Run a command and iterate over its output as it comes (options as `exec`; `.result` at the end)."""
+        """Run a command and iterate over its output as it comes; `.result` at the end.
+
+        Options: `cwd`, `env`, `stdin`, `timeout`, `merge_stderr` and `leftovers`, as `exec`. Nothing is dropped: a
+        caller that reads slowly slows the command down.
+        """
         return AsyncStream(StreamCore(self._commands, command, options))
 
     async def spawn(

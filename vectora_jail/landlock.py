@@ -167,6 +167,8 @@ def mount_rules(mounts: Iterable[Mount], *, uid0: bool) -> list[tuple[bytes, Acc
         elif mount.kind == "dev":
             found.append((mount.dest, "rw_dev"))
             found.append((mount.dest.rstrip(b"/") + b"/shm", "rw"))
+            # By itself, for the host's name of the same node: `cat /dev/stdin` opens what the caller has passed.
+            found.append((mount.dest.rstrip(b"/") + b"/null", "file_rw"))
     return found
 
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 import signal as signal_module
 import time
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 from . import wire
 from ._core import result_of
 from ._faces import awaitable, blocking
 from ._lanes import DONE, ChannelClosed
+from ._ring import RING, Ring
 from .errors import WorkerDiedError
 
 if TYPE_CHECKING:
@@ -19,34 +20,6 @@ if TYPE_CHECKING:
     from ._waiting import Waiter
     from .results import ExecResult
     from .worker import Worker
-
-RING: Final = 1024 * 1024
-"""Bytes of output that are kept of each stream for readers that come later."""
-
-
-class Ring:
-    """The last bytes of a stream, addressed by a cursor that counts from its beginning."""
-
-    __slots__ = ("_data", "end", "limit")
-
-    def __init__(self, limit: int = RING) -> None:
-        self.limit = limit
-        self.end = 0
-        self._data = bytearray()
-
-    def add(self, data: bytes) -> None:
-        """Append and forget what no longer fits."""
-        self._data += data
-        self.end += len(data)
-        if len(self._data) > self.limit:
-            del self._data[: len(self._data) - self.limit]
-
-    def since(self, cursor: int, max_bytes: int) -> tuple[bytes, int]:
-        """Return up to `max_bytes` from `cursor` on (or from the oldest byte kept) and the next cursor."""
-        start = self.end - len(self._data)
-        at = max(0, min(cursor, self.end) - start)
-        data = bytes(self._data[at : at + max_bytes])
-        return data, start + at + len(data)
 
 
 class _Started:
@@ -126,8 +99,12 @@ class _Started:
             return
         await self._worker.request(self._waiter, {**message, "target": self._number}, timeout=5.0)
 
-    async def start(self, send: Any) -> int:
-        """Send the request, wait for the worker's word that the program runs; return a descriptor or -1."""
+    async def start(self, send: Any, cwd: bytes = b"") -> int:
+        """Send the request, wait for the worker's word that the program runs; return a descriptor or -1.
+
+        Raises:
+            OSError: the program or the directory `cwd` cannot be used; it names which.
+        """
         try:
             send(self._lane)
             while await self._waiter.next(self._lane, 10.0) != DONE:
@@ -146,14 +123,33 @@ class _Started:
         if "error" in reply or failed:
             if fd >= 0:
                 os.close(fd)
+            name = cwd if failed and await self._stage_of_failure() == "cwd" else self._argv[0]
             self._worker.give_back(self._lane)
             number = failed or wire.integer(reply, "errno", 0, 4095)
-            raise OSError(number, os.strerror(number), os.fsdecode(self._argv[0]))
+            raise OSError(number, os.strerror(number), os.fsdecode(name))
         self.pid = wire.integer(reply, "pid")
         self._worker.calls.add(self._number)
         # The next reply on this lane is the end of the process.
         self._lane.rearm()
         return fd
+
+    async def _stage_of_failure(self) -> str:
+        """Take the end of a program that never ran: left on the lane, the next call would get it for an answer."""
+        limit = time.monotonic() + 5.0
+        try:
+            self._lane.rearm()
+            while await self._waiter.next(self._lane, 1.0) != DONE:
+                if (health := self._worker.running.health()) or time.monotonic() > limit:
+                    raise ChannelClosed(health or "it did not report the end of a failed start")
+            reply = wire.decode(self._lane.reply())
+            wire.expect_id(reply, self._number)
+            return wire.text(reply, "stage")
+        except (ChannelClosed, wire.ProtocolError) as exc:
+            self._lane.close()
+            raise self._worker.died(str(exc)) from None
+        except BaseException:
+            self._lane.close()
+            raise
 
 
 class AsyncProcess(_Started):
@@ -165,6 +161,9 @@ class AsyncProcess(_Started):
         self._rings = {1: Ring(), 2: Ring()}
         self._read_at = {1: 0, 2: 0}
         self._stdin = -1
+        self._taken = False
+        self._reading = {1: 0, 2: 0}
+        """How many callers wait for output of a stream: it is theirs, `wait` leaves it alone meanwhile."""
 
     @property
     def stdin(self) -> AsyncStdin:
@@ -220,7 +219,11 @@ class AsyncProcess(_Started):
             if left is not None and left <= 0:
                 msg = f"no output within {timeout} s"
                 raise TimeoutError(msg)
-            await self._waiter.readable(self._pipes[fd], left)
+            self._reading[fd] += 1
+            try:
+                await self._waiter.readable(self._pipes[fd], left)
+            finally:
+                self._reading[fd] -= 1
 
     def output(self, cursor: int = 0, fd: int = 1, max_bytes: int = RING) -> tuple[bytes, int]:
         """Return what was written from `cursor` on, as far as it is kept, and the cursor for the next time."""
@@ -242,10 +245,14 @@ class AsyncProcess(_Started):
             TimeoutError: it did not end within `timeout` seconds. WorkerDiedError: the jail ended.
         """
         limit = None if timeout is None else time.monotonic() + timeout
+        seen, pause = -1, 0.0
         while True:
-            self._pump(1)
-            self._pump(2)
-            left = 0.2 if limit is None else min(0.2, limit - time.monotonic())
+            for fd, waiting in self._reading.items():
+                if not waiting:
+                    self._pump(fd)
+            last, seen = seen, self._rings[1].end + self._rings[2].end
+            pause = 0.001 if last != seen else min(0.2, pause * 2)  # a full pipe stops the program
+            left = pause if limit is None else min(pause, limit - time.monotonic())
             if limit is not None and left <= 0 and self.alive:
                 msg = f"the process did not end within {timeout} s"
                 raise TimeoutError(msg)
@@ -253,13 +260,20 @@ class AsyncProcess(_Started):
                 result = await self._wait(max(0.0, left))
                 break
             except TimeoutError:
-                continue  # a chatty program must not stop at a full pipe while we wait
-        self._pump(1)
-        self._pump(2)
-        result.stdout, self._read_at[1] = self._rings[1].since(self._read_at[1], RING)
-        result.stderr, self._read_at[2] = self._rings[2].since(self._read_at[2], RING)
-        self._close_pipes()
+                continue
+        if not self._taken:
+            self._taken = True
+            result.stdout, result.dropped_stdout = self._rest(1)
+            result.stderr, result.dropped_stderr = self._rest(2)
+            self._close_pipes()
         return result
+
+    def _rest(self, fd: int) -> tuple[bytes, int]:
+        """Return what nobody has read, and how many bytes of it are no longer kept."""
+        self._pump(fd)
+        before = self._read_at[fd]
+        data, self._read_at[fd] = self._rings[fd].since(before, RING)
+        return data, self._read_at[fd] - before - len(data)
 
     def _close_pipes(self) -> None:
         for pipe in self._pipes.values():
@@ -308,7 +322,7 @@ async def spawn(commands: Commands, command: Any, **options: Any) -> AsyncProces
         prepared.fds[2] = theirs[1] if merge else theirs[2]
         lane = worker.borrow()
         process = AsyncProcess(worker, lane, prepared.message["id"], commands.waiter, prepared.argv)
-        await process.start(lambda to: commands.send(worker, to, prepared, 0, 2))
+        await process.start(lambda to: commands.send(worker, to, prepared, 0, 2), prepared.cwd)
     except BaseException:
         for fd in ours:
             os.close(fd)
@@ -370,6 +384,9 @@ class Stdin:
 
     write = blocking("_core", AsyncProcess.write)
     close = blocking("_core", AsyncProcess.close_stdin)
+
+    def flush(self) -> None:
+        """Do nothing: every write has reached the pipe when it returns."""
 
 
 class AsyncStdin:

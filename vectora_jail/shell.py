@@ -125,7 +125,7 @@ class AsyncShell:
                 theirs.append(other)
             prepared.fds[:] = theirs
             bash = Bash(worker, worker.borrow(), prepared.message["id"], self._waiter, prepared.argv)
-            await bash.start(lambda to: commands.send(worker, to, prepared, 0, 2))
+            await bash.start(lambda to: commands.send(worker, to, prepared, 0, 2), prepared.cwd)
             bash.adopt(ours)
         except BaseException:
             if bash is not None:

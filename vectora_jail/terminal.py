@@ -11,8 +11,9 @@ import time
 from typing import TYPE_CHECKING, Any, Final
 
 from ._faces import blocking
+from ._ring import Ring
 from .errors import WorkerDiedError
-from .process import Ring, _Started
+from .process import _Started
 
 if TYPE_CHECKING:
     from ._core import Commands
@@ -48,6 +49,7 @@ class AsyncTerminal(_Started):
         self._master = -1
         self._ring = Ring(SCROLLBACK)
         self._read_at = 0
+        self._reading = 0
         self._eof = False
 
     def fileno(self) -> int:
@@ -72,7 +74,7 @@ class AsyncTerminal(_Started):
                     raise BrokenPipeError("the terminal is closed") from None
                 raise
 
-    def _pump(self) -> bool:
+    def _pump(self, *, hold: bool = True) -> bool:
         """Move what has come into the scrollback; False at end of file. EIO is how a PTY master says it (pty(7))."""
         while not self._eof and self._master >= 0:
             try:
@@ -87,7 +89,7 @@ class AsyncTerminal(_Started):
                 self._eof = True
                 return False
             self._ring.add(data)
-            if self._ring.end - self._read_at > SCROLLBACK // 2:
+            if hold and self._ring.end - self._read_at > SCROLLBACK // 2:
                 return True  # somebody has to read before more is taken: back-pressure on the program
         return False
 
@@ -107,7 +109,11 @@ class AsyncTerminal(_Started):
             if left is not None and left <= 0:
                 msg = f"no output within {timeout} s"
                 raise TimeoutError(msg)
-            await self._waiter.readable(self._master, left)
+            self._reading += 1
+            try:
+                await self._waiter.readable(self._master, left)
+            finally:
+                self._reading -= 1
 
     def scrollback(self, cursor: int = 0, max_bytes: int = SCROLLBACK) -> tuple[bytes, int]:
         """Return the output from `cursor` on, as far as it is kept, and the cursor for the next time."""
@@ -121,16 +127,25 @@ class AsyncTerminal(_Started):
             fcntl.ioctl(self._master, termios.TIOCSWINSZ, struct.pack("HHHH", rows, cols, 0, 0))
 
     async def wait(self, timeout: float | None = None) -> ExecResult:
-        """Wait until the session's leader ended and return how; what nobody has read stays readable."""
+        """Wait until the session's leader ended and return how; what nobody has read stays in the scrollback.
+
+        Raises:
+            TimeoutError: it did not end within `timeout` seconds. WorkerDiedError: the jail ended.
+        """
         limit = None if timeout is None else time.monotonic() + timeout
+        seen, pause = -1, 0.0
         while True:
-            self._pump()
-            left = 0.1 if limit is None else min(0.1, limit - time.monotonic())
+            if not self._reading:  # nobody takes the output: the program must not stop because of that
+                self._pump(hold=False)
+            last, seen = seen, self._ring.end
+            pause = 0.001 if last != seen else min(0.1, pause * 2)
+            left = pause if limit is None else min(pause, limit - time.monotonic())
             try:
                 return await self._wait(max(0.0, left))
             except TimeoutError:
                 if limit is not None and time.monotonic() >= limit:
-                    raise
+                    msg = f"the terminal's program did not end within {timeout} s"
+                    raise TimeoutError(msg) from None
 
     async def signal(self, signo: int) -> None:
         """Send a signal to the session's leader."""
@@ -183,7 +198,7 @@ async def open_terminal(
             if body >= 0:
                 os.close(body)
 
-    master = await terminal.start(send)
+    master = await terminal.start(send, prepared.cwd)
     if master < 0 or not os.isatty(master):
         if master >= 0:
             os.close(master)
