@@ -48,6 +48,7 @@ _WEIGHTS = {
     "openat": 400,
     "ioctl": 100,
     "open": 50,
+    "fcntl": 20,
     "clone": 20,
     "socket": 20,
     "prlimit64": 10,

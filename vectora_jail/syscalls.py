@@ -97,6 +97,7 @@ CLONE_NEW = 0x00020000 | 0x02000000 | 0x04000000 | 0x08000000 | 0x10000000 | 0x2
 SET_ID = 0o6000
 O_CREAT, O_TMPFILE_BIT = 0o100, 0o20000000
 TIOCSTI, TIOCLINUX, TIOCSETD = 0x5412, 0x541C, 0x5423
+F_SETLEASE, F_SETDELEG = 1024, 1040
 AF_UNIX, AF_INET, AF_INET6, AF_NETLINK = 1, 2, 10, 16
 NAMED_FAMILIES = {"vsock": 40, "packet": 17, "bluetooth": 31, "key": 15, "alg": 38}
 SOCK_RAW, SOCK_PACKET, SOCK_TYPE_MASK = 3, 10, 0xF
@@ -187,6 +188,13 @@ _ARGUMENTS = [
         "loads line disciplines, kernel modules",
         ((_eq(1, TIOCSETD),),),
         part="tiocsetd",
+    ),
+    Rule(
+        "fcntl",
+        errno.EPERM,
+        "a lease or delegation makes whoever opens the file wait for up to 45 s, on the host too",
+        tuple((_eq(1, command),) for command in (F_SETLEASE, F_SETDELEG)),
+        part="lease",
     ),
     Rule(
         "personality",

@@ -10,6 +10,7 @@ from dataclasses import replace
 import pytest
 
 from vectora_jail import Jail, JailManager, Policy, PolicyError, WorkerDiedError, WorkerSpawnError
+from vectora_jail.syscalls import numbers
 from vectora_jail.treestore import carried
 
 PYTHON = "/usr/bin/python3"
@@ -135,3 +136,23 @@ def test_a_scan_that_stops_hides_the_rest(ws, monkeypatch):
     with Jail.open(ws, policy=Policy()) as jail:
         assert b"SECRET" not in jail.exec("cat d*/e/.env").stdout
         assert any(hazard.kind == "mask_scan" for hazard in jail.report.hazards)
+
+
+LEASE = """
+import fcntl
+for command, kind in ((1024, fcntl.F_WRLCK), (1024, fcntl.F_RDLCK), (1 << 32 | 1024, fcntl.F_WRLCK)):
+    import ctypes
+    libc = ctypes.CDLL(None, use_errno=True)
+    fd = libc.open(b"vectora.toml", 0)
+    print(libc.syscall(NR, ctypes.c_long(fd), ctypes.c_long(command), ctypes.c_long(kind)), ctypes.get_errno())
+"""
+
+
+def test_no_lease_on_a_file_that_the_host_opens(ws):
+    """Assert that no command can take a lease, which would make the host's own open of that file wait 45 s."""
+    (ws / "vectora.toml").write_text("[sandbox]\n")
+    number = numbers(os.uname().machine)["fcntl"]
+    with Jail.open(ws) as jail:
+        result = jail.exec([PYTHON, "-c", LEASE.replace("NR", str(number))])
+        assert result.stdout == b"-1 1\n" * 3
+        assert jail.exec("exec 9> lock; flock 9 && echo ok").stdout == b"ok\n"
