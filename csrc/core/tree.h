@@ -92,6 +92,7 @@ struct tree_git {
 	bool audited;
 	bool late;    /* appeared while the jail lived */
 	bool settled; /* and no command that may still be making it was running: it can be locked */
+	struct tree_object leads; /* l: the object that the link led to */
 };
 
 /* One op of the last list. */

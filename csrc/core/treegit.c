@@ -245,6 +245,26 @@ static int lock_one(struct vj_tree *t, const struct tree_git *g)
 	return S_ISDIR(o.mode) ? lock_gitdir(t, real, worktree) : lock_pointer(t, real, worktree);
 }
 
+/* Another repository is here than the one that the jail found: it is looked at like one that appears. */
+static void renewed(const struct vj_tree *t, struct tree_git *g)
+{
+	if (!t->scanned)
+		return;
+	g->late = true;
+	g->settled = g->audited = false;
+}
+
+static void follow(const struct vj_tree *t, struct tree_git *g)
+{
+	char real[TREE_PATH_MAX];
+	struct tree_object o;
+	if (tree_resolve(g->path, real, sizeof real, &o) < 0)
+		memset(&o, 0, sizeof o);
+	if (g->leads.ino && (o.ino != g->leads.ino || o.dev != g->leads.dev || o.btime != g->leads.btime))
+		renewed(t, g);
+	g->leads = o;
+}
+
 int tree_git_found(struct vj_tree *t, struct vj_dir *d, const char *path, size_t len, uint32_t mode)
 {
 	char kind = S_ISDIR(mode) ? 'd' : S_ISLNK(mode) ? 'l' : 'f';
@@ -265,6 +285,8 @@ int tree_git_found(struct vj_tree *t, struct vj_dir *d, const char *path, size_t
 			return -ENOMEM;
 		t->ngits++;
 		g->late = t->scanned;
+	} else if (g->kind == 'l' && kind != 'l') {
+		renewed(t, g); /* nothing can be bound over a link: who replaced it may be the agent */
 	}
 	g->kind = kind;
 	t->gits_dirty = true;
@@ -284,6 +306,8 @@ int tree_git_refresh(struct vj_tree *t)
 			continue;
 		}
 		g->kind = S_ISDIR(o.mode) ? 'd' : S_ISLNK(o.mode) ? 'l' : 'f';
+		if (g->kind == 'l')
+			follow(t, g);
 		int err = lock_one(t, g);
 		if (err)
 			return err;

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import subprocess
 from dataclasses import replace
 
 import pytest
@@ -156,3 +157,24 @@ def test_no_lease_on_a_file_that_the_host_opens(ws):
         result = jail.exec([PYTHON, "-c", LEASE.replace("NR", str(number))])
         assert result.stdout == b"-1 1\n" * 3
         assert jail.exec("exec 9> lock; flock 9 && echo ok").stdout == b"ok\n"
+
+
+EVIL = "[core]\n\trepositoryformatversion = 0\n\tfsmonitor = touch pwned\n"
+
+
+@pytest.mark.parametrize("how", ["link", "directory"])
+def test_a_git_directory_behind_a_link(git_ws, how):
+    """Assert that a `.git` that is a link cannot be replaced by a repository that runs something on the host."""
+    (git_ws / ".git").rename(git_ws / "real")
+    (git_ws / ".git").symlink_to("real")
+    (git_ws / "evil.txt").write_text(EVIL)
+    with Jail.open(git_ws, policy=Policy()) as jail:
+        assert jail.exec("echo x >> real/config").exit_code != 0
+        jail.exec("cp -r real evil && chmod -R u+w evil && cat evil.txt > evil/config", check=True)
+        if how == "link":
+            result = jail.exec("ln -s evil new && mv -T new .git", check=True)
+        else:
+            result = jail.exec("rm .git && mv evil .git", check=True)
+        assert any(violation.rule == "git_redirect" for violation in result.violations)
+    subprocess.run(["git", "-C", str(git_ws), "status"], capture_output=True, timeout=20, check=False)
+    assert not (git_ws / "pwned").exists()
