@@ -279,7 +279,10 @@ def _pointed(pointer: bytes, granted: Iterable[bytes]) -> tuple[PathFact, ...]:
     common = read_small(os.path.join(named.path, b"commondir")).strip()
     facts = []
     if back and os.path.realpath(os.path.join(named.path, back)) == pointer and common:
-        facts.append(look(os.path.join(named.path, common)))
+        top = look(os.path.join(named.path, common))
+        # a worktree's git directory lies in the common one: without that a command could name any repository
+        if os.path.dirname(named.path) == os.path.join(top.path, b"worktrees"):
+            facts.append(top)
     elif b"/modules/" in named.path and not back:  # submodule: the git directory of the repository around it
         worktree = re.search(
             rb"(?m)^\s*worktree\s*=\s*(.+)$", read_small(os.path.join(named.path, b"config"))

@@ -178,3 +178,16 @@ def test_a_git_directory_behind_a_link(git_ws, how):
         assert any(violation.rule == "git_redirect" for violation in result.violations)
     subprocess.run(["git", "-C", str(git_ws), "status"], capture_output=True, timeout=20, check=False)
     assert not (git_ws / "pwned").exists()
+
+
+def test_a_planted_worktree_names_no_other_repository(git_ws, tmp_path):
+    """Assert that a worktree that a command has made up brings no repository of the host into the next jail."""
+    ws = tmp_path / "other"
+    ws.mkdir()
+    program = (
+        f"mkdir -p g/objects g/refs && echo ref: refs/heads/m > g/HEAD && echo {ws}/.git > g/gitdir &&"
+        f"echo {git_ws}/.git > g/commondir && echo gitdir: {ws}/g > .git"
+    )
+    subprocess.run(["/bin/sh", "-c", program], cwd=ws, check=True, timeout=10)  # as if a killed backend left it
+    with Jail.open(ws, policy=Policy()) as jail:
+        assert jail.exec(["/bin/cat", f"{git_ws}/.git/config"]).exit_code != 0
