@@ -74,9 +74,12 @@ def ask(workspace: str, policy: Policy, args: Any) -> list[Answer]:
 
 
 def _path_answer(plan: JailPlan, what: str, path: str, done: Any) -> Answer:
+    from ._files import refuses
+
     full = os.path.normpath(os.path.join(plan.workspace, os.fsencode(path)))
-    state = "allowed" if done.ok else "denied"
-    return Answer(done.ok, f"{what} {path}: {state} — {_covering(plan, full)}")
+    # An empty cover can be read: that is no access to what lies below it.
+    ok = done.ok and not refuses(plan, full)
+    return Answer(ok, f"{what} {path}: {'allowed' if ok else 'denied'} — {_covering(plan, full)}")
 
 
 def _syscall_answer(jail: Jail, plan: JailPlan, name: str) -> Answer:

@@ -102,7 +102,7 @@ class Files:
         *,
         mode: int | None = None,
         make_parents: bool = False,
-        if_unchanged: FileStat | None = None,
+        if_unchanged: FileStat | os.stat_result | None = None,
         exclusive: bool = False,
         fsync: bool = False,
     ) -> FileStat:
@@ -116,7 +116,7 @@ class Files:
             data: The whole content; text is written as UTF-8.
             mode: Permission bits of a new file (default 0o666 less the umask), or the new ones of an old file.
             make_parents: Make missing directories.
-            if_unchanged: Only when the file still is what this `stat` says, else OSError(ESTALE).
+            if_unchanged: Only when the file still is what this `stat` (or os.stat) says, else OSError(ESTALE).
             exclusive: Only when nothing is there, else FileExistsError.
             fsync: Wait until it is on the disk.
         """
@@ -132,7 +132,7 @@ class Files:
         if fsync:
             message["fsync"] = True
         if if_unchanged is not None:
-            message["if_unchanged"] = [if_unchanged.size, if_unchanged.mtime_ns, if_unchanged.ino]
+            message["if_unchanged"] = _identity(if_unchanged)
         worker = await self.life.ready()
         self._refuse_masked(raw, path)
         body = -1
@@ -267,6 +267,15 @@ class Files:
         await self.life.ready()
         self._refuse_masked(raw, to)
         await self._ask({"op": "rename", "path": path_bytes(path), "to": raw, "replace": replace}, path)
+
+
+def _identity(seen: Any) -> list[int]:
+    if isinstance(seen, os.stat_result):
+        return [seen.st_size, seen.st_mtime_ns, seen.st_ino]
+    if not isinstance(seen, FileStat):
+        msg = f"if_unchanged is {type(seen).__name__}, not what stat() or write_file() returned"
+        raise TypeError(msg)
+    return [seen.size, seen.mtime_ns, seen.ino]
 
 
 def refuses(plan: JailPlan, raw: bytes) -> bool:

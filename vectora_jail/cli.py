@@ -63,6 +63,8 @@ def _policy(args: argparse.Namespace) -> Policy:
 
 def run(args: argparse.Namespace) -> int:
     """Run one command in a jail of the workspace; the command's exit code."""
+    from dataclasses import asdict
+
     from .jail import Jail
 
     command = args.command[1:] if args.command[:1] == ["--"] else args.command
@@ -79,7 +81,8 @@ def run(args: argparse.Namespace) -> int:
                 "stdout": result.stdout_text,
                 "stderr": result.stderr_text,
                 "duration": result.duration,
-                "violations": [violation.what for violation in result.violations],
+                "violations": [asdict(violation) for violation in result.violations],
+                "truncated": result.truncated,
                 "isolation": jail.report.isolation,
             }
             print(json.dumps(out))
@@ -185,6 +188,9 @@ def probe(args: argparse.Namespace) -> int:
     """Ask a real jail whether something is possible."""
     from ._asking import ask
 
+    if not (args.read or args.write or args.connect or args.syscall):
+        _say("probe needs a question: --read P, --write P, --connect H:P or --syscall N")
+        return EX_NO_FILE
     answers = ask(_workspace(args), _policy(args), args)
     for answer in answers:
         print(answer.text)

@@ -15,7 +15,7 @@ from vectora_jail.facts import PathFact
 if TYPE_CHECKING:
     from collections.abc import Collection
 
-__all__ = ["look", "reachable_by"]
+__all__ = ["look", "outermost_closed", "reachable_by"]
 
 _LINKS_MAX = 40  # as the kernel, path_resolution(7)
 
@@ -92,14 +92,31 @@ def reachable_by(path: bytes, uid: int, groups: Collection[int]) -> bool:
             return False
         directory = stat.S_ISDIR(found.st_mode)
         need = 5 if directory and place == path else 1 if directory else 4
-        if uid == found.st_uid:
-            have = found.st_mode >> 6
-        elif found.st_gid in groups:
-            have = found.st_mode >> 3
-        else:
-            have = found.st_mode
-        if have & need != need:
+        if _rights(found, uid, groups) & need != need:
             return False
         if place == b"/":
             return True
         place = os.path.dirname(place)
+
+
+def outermost_closed(path: bytes, uid: int, groups: Collection[int]) -> bytes:
+    """Return the outermost directory above `path` that a user may not search, or `path` when there is none.
+
+    Who has no capability in a jail cannot open, and so not cover, what lies below such a directory; the directory
+    itself can be covered, and then its mode may change later.
+    """
+    for end in [i for i, byte in enumerate(path) if byte == 0x2F and i]:
+        try:
+            found = os.stat(path[:end])
+        except OSError:
+            return path
+        if not _rights(found, uid, groups) & 1:
+            return path[:end]
+    return path
+
+
+def _rights(found: os.stat_result, uid: int, groups: Collection[int]) -> int:
+    """Return the three bits that hold for a user, and others above them."""
+    if uid == found.st_uid:
+        return found.st_mode >> 6
+    return found.st_mode >> 3 if found.st_gid in groups else found.st_mode

@@ -69,6 +69,12 @@ LIMIT_PRESETS: Mapping[str, LimitValues] = {
     "unlimited": LimitValues(0, 0, 0, 0, 0),
 }
 
+_OPT_IN = {
+    "no_vectora_toml": "there is no vectora.toml; `vectora-jail init` writes one",
+    "no_sandbox_table": "vectora.toml has no [sandbox] table",
+    "sandbox_disabled_in_config": "vectora.toml says enabled = false",
+}
+
 _LEVEL_PRESET = {
     "read-only": "conservative",
     "workspace-write": "moderate",
@@ -176,7 +182,7 @@ class Policy:
         if self.refused:
             raise PolicyError(problems=self.problems)
         if not self.enabled:
-            raise SandboxDisabled(workspace=workspace, code=self.reason)
+            raise SandboxDisabled(workspace=workspace, code=self.reason, hint=_OPT_IN.get(self.reason, ""))
         return self
 
     @property

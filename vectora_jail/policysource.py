@@ -103,6 +103,8 @@ def read_file(name: str, workspace: str | None) -> FileText | None:
         return None
     except OSError as error:
         raise refuse(f"a file that cannot be opened ({error.strerror})") from None
+    except PolicyError:  # which is a ValueError too
+        raise
     except ValueError as error:  # NUL in the name
         raise refuse(str(error), "a path") from None
     try:

@@ -17,7 +17,7 @@ from vectora_jail.environment import CERTIFICATE_VARIABLES, select_environ
 from vectora_jail.errors import WorkerSpawnError
 from vectora_jail.facts import HostFacts, PathFact, UserFact
 from vectora_jail.hostkernel import read_small
-from vectora_jail.paths import look, reachable_by
+from vectora_jail.paths import look, outermost_closed, reachable_by
 from vectora_jail.policyvalues import unescape_path
 from vectora_jail.sensitive import sensitive_paths
 from vectora_jail.toolchains import find_toolchains
@@ -112,7 +112,7 @@ def collect_facts(
         certificates=certificates,
         sensitive=sensitive,
         etc_secrets=hostsystem.etc_secrets(),
-        sockets=kernel.listening_sockets() if policy.read == "all" else (),
+        sockets=_sockets(user.uid, groups) if policy.read == "all" else (),
         sys_hidden=hostsystem.sys_hidden(),
         parent_repository=parent,
         repository=repository,
@@ -227,6 +227,11 @@ def user_of(workspace: PathFact, env: Mapping[bytes, bytes], links: list[tuple[b
     safe = name if re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_.@-]*", name) else f"user{uid}"
     usable = shell if os.access(shell, os.X_OK) and b":" not in shell and b"\n" not in shell else b"/bin/sh"
     return UserFact(uid, gid, safe, usable, look(home or b"/", links), tuple(sorted(groups)))
+
+
+def _sockets(uid: int, groups: set[int]) -> tuple[bytes, ...]:
+    found = {outermost_closed(path, uid, groups) for path in kernel.listening_sockets()}
+    return tuple(sorted(found))
 
 
 def _certificates(env: Mapping[bytes, bytes], links: list[tuple[bytes, bytes]]) -> tuple[PathFact, ...]:

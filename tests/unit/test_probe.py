@@ -334,3 +334,26 @@ def test_shell_and_name_are_safe_for_passwd(tmp_path: Path):
     odd = program(tmp_path / "a:b")
     user = user_of(look(bytes(tmp_path)), {b"SHELL": bytes(odd), b"HOME": bytes(tmp_path)}, [])
     assert b":" not in user.shell
+
+
+@pytest.mark.parametrize(
+    ("mode", "uid", "groups", "expected"),
+    [
+        (0o700, 1, (), b"/open/closed/inner/s"),  # the owner
+        (0o700, 2, (), b"/open/closed"),
+        (0o750, 2, (7,), b"/open/closed/inner/s"),
+        (0o705, 2, (7,), b"/open/closed"),  # the group's bits hold for its members
+        (0o711, 2, (), b"/open/closed/inner/s"),
+    ],
+)
+def test_outermost_closed_directory(monkeypatch, mode, uid, groups, expected):
+    """Assert that a path below a directory that a user may not search stands for that directory."""
+    from types import SimpleNamespace
+
+    from vectora_jail import paths
+
+    def stat(path):
+        return SimpleNamespace(st_uid=1, st_gid=7, st_mode=mode if path == b"/open/closed" else 0o755)
+
+    monkeypatch.setattr(paths, "os", SimpleNamespace(stat=stat, path=os.path))
+    assert paths.outermost_closed(b"/open/closed/inner/s", uid, groups) == expected
