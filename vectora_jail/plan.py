@@ -325,6 +325,7 @@ def _tree(
         "max_entries": SCAN_ENTRIES,
         "max_ms": SCAN_MS,
         "max_watches": WATCHES_MAX,
+        "uid0": int(facts.user.uid == 0),
     }
 
 

@@ -286,8 +286,8 @@ class AsyncProcess(_Started):
     async def close(self) -> None:
         """Kill what still runs and free the pipes."""
         if self.alive:
-            await self.kill()
             try:
+                await self.kill()
                 await self._wait(5.0)
             except (TimeoutError, WorkerDiedError):
                 pass

@@ -161,8 +161,8 @@ class AsyncTerminal(_Started):
         if master >= 0:
             os.close(master)
         if self.alive:
-            await self.kill()
             try:
+                await self.kill()
                 await self._wait(5.0)
             except (TimeoutError, WorkerDiedError):
                 pass

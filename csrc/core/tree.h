@@ -127,6 +127,7 @@ struct vj_tree {
 	size_t workspace_len;
 	int git;
 	uint64_t max_entries, max_ms, max_watches;
+	bool uid0; /* the jail's user is root, without capabilities */
 
 	struct vj_dir **dirs; /* hash table; `tops` are the walked roots and the anchors */
 	size_t ndirs, dirs_size;

@@ -177,6 +177,11 @@ static int list(struct tree_walk *w, struct vj_dir *d, char *buffer, enum tree_f
 		close(fd);
 		return 0;
 	}
+	/* A jail's uid 0 has no capability over other users' directories: below a closed one nothing can be covered. */
+	if (t->uid0 && st.st_uid && !(st.st_mode & (st.st_gid ? 01 : 010))) {
+		close(fd);
+		return w->aliases ? 0 : unreadable(t, d, w->path, (size_t)len);
+	}
 	if (!d->parent || d->parent->dev != st.st_dev)
 		*kind = tree_fs_of(fd);
 	if (*kind == FS_PSEUDO) {

@@ -153,6 +153,8 @@ static int take_field(struct vj_tree *t, struct mp_bytes key, struct mp_reader *
 		t->max_ms = mp_read_uint(r);
 	else if (mp_is(key, "max_watches"))
 		t->max_watches = mp_read_uint(r);
+	else if (mp_is(key, "uid0"))
+		t->uid0 = mp_read_uint(r) != 0;
 	else
 		mp_skip(r);
 	return r->err ? -EBADMSG : 0;
