@@ -35,10 +35,39 @@ static const struct tree_name *named(const struct tree_look *l, enum name_kind k
 	return NULL;
 }
 
+/* The first walk looks into git directories too: what is there before the first command is not known by its cover. */
+static bool in_git(const struct tree_look *l)
+{
+	return (l->dir->flags & DIR_DOTGIT) && !l->t->scanned;
+}
+
 static enum gi_verdict verdict(const struct tree_look *l, const char *path, size_t len, unsigned more)
 {
 	struct gi_path p = {path, len, l->rel, l->name};
-	return gi_match(l->t->rules, &p, rule_flags(l) | more);
+	return gi_match(l->t->rules, &p, (rule_flags(l) & ~(in_git(l) ? GI_DOTGIT : 0u)) | more);
+}
+
+/* Is this git's own file although its name is that of a secret: a branch, its log? Judged by what is in it, because a
+ * command can rename the directory that holds a secret to `.git`, or into one. */
+static bool git_own(const struct tree_look *l)
+{
+	static const char *const names[] = {"HEAD", "config", "description", "hooks", "info", "objects", "refs", "logs",
+					    "index", "packed-refs", "modules", "worktrees", "branches", "heads", "tags",
+					    "remotes", "pack", "lfs"};
+	const char *name = l->path + l->name;
+	const struct gi_path p = {l->path, l->len, l->rel, l->name};
+	char text[128];
+	if (gi_match(l->t->rules, &p, rule_flags(l) | (l->type == TYPE_DIR ? GI_DIR : 0u)) == GI_MATCH)
+		return false; /* by a rule that names .git itself */
+	for (size_t i = 0; i < sizeof names / sizeof *names; i++)
+		if (strcmp(name, names[i]) == 0)
+			return true;
+	if (!strstr(l->path, "/refs/") && !strstr(l->path, "/logs/"))
+		return false;
+	if (l->type == TYPE_DIR)
+		return name[0] != '.'; /* no part of a ref begins with a dot, git-check-ref-format(1) */
+	ssize_t n = tree_read_small(l->path, text, sizeof text);
+	return n > 40 && (strncmp(text, "ref: ", 5) == 0 || strspn(text, "0123456789abcdef") >= 40);
 }
 
 struct leaving {
@@ -176,6 +205,8 @@ int tree_look_decide(struct tree_look *l)
 		return cover(l, ITEM_INNER);
 	}
 	enum gi_verdict v = ruled ? verdict(l, l->path, l->len, dir ? GI_DIR : 0u) : GI_NONE;
+	if (v == GI_MATCH && in_git(l) && git_own(l))
+		v = GI_NONE;
 	const struct tree_name *mask = t->nnames ? named(l, NAME_MASK, name, len) : NULL;
 	if (l->type == TYPE_LNK) {
 		if (v == GI_MATCH || mask || (ruled && verdict(l, l->path, l->len, GI_DIR) == GI_MATCH)) {
@@ -196,7 +227,7 @@ int tree_look_decide(struct tree_look *l)
 	}
 	if (l->type == TYPE_REG && ruled) {
 		struct leaving ctx = {l, v == GI_NEGATED ? GI_FLOOR : 0u};
-		if (gi_leaving(name, len, original_is_masked, &ctx))
+		if (gi_leaving(name, len, original_is_masked, &ctx) && !(in_git(l) && git_own(l)))
 			return cover(l, ITEM_LEAVING);
 	}
 	const struct tree_name *protect = t->nnames ? named(l, NAME_PROTECT, name, len) : NULL;
@@ -212,7 +243,7 @@ int tree_look_decide(struct tree_look *l)
 		int err = tree_git_found(t, l->dir, l->path, l->len, l->o.mode);
 		if (err)
 			return err;
-		return dir && gi_names_git(t->rules);
+		return dir && (gi_names_git(t->rules) || !t->scanned);
 	}
 	return dir && ruled;
 }

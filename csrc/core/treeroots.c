@@ -31,9 +31,13 @@ static bool root_masked(const struct vj_tree *t, const struct tree_root *r, bool
 	return false;
 }
 
-/* A granted git directory (the common one of a worktree): a branch named like a secret is no secret. */
-static bool is_git_directory(const char *path)
+/* A granted git directory (the common one of a worktree): a branch named like a secret is no secret. By its name too:
+ * what lies in it a command can make in any other place. */
+static bool is_git_directory(const struct vj_tree *t, const char *path)
 {
+	size_t n = strlen(path);
+	if (n < 4 || (strcmp(path + n - 4, ".git") && !strstr(path, "/.git/")) || !strcmp(path, t->workspace))
+		return false;
 	static const char *const parts[] = {"HEAD", "objects", "refs"};
 	char part[TREE_PATH_MAX];
 	struct tree_object o;
@@ -57,7 +61,7 @@ static int scan_root(struct vj_tree *t, const struct tree_root *r)
 		return tree_item_add(t, r->path, r->len, ITEM_COVER, 0, &o);
 	if (!dir)
 		return 0;
-	unsigned flags = DIR_ROOT | (r->writable ? DIR_WRITABLE : 0u) | (is_git_directory(r->path) ? DIR_DOTGIT : 0u);
+	unsigned flags = DIR_ROOT | (r->writable ? DIR_WRITABLE : 0u) | (is_git_directory(t, r->path) ? DIR_DOTGIT : 0u);
 	struct vj_dir *d = tree_dir_new(t, NULL, r->path, r->len, flags);
 	return d ? tree_walk_below(t, d) : -ENOMEM;
 }

@@ -188,6 +188,31 @@ def test_a_planted_worktree_names_no_other_repository(git_ws, tmp_path):
         f"mkdir -p g/objects g/refs && echo ref: refs/heads/m > g/HEAD && echo {ws}/.git > g/gitdir &&"
         f"echo {git_ws}/.git > g/commondir && echo gitdir: {ws}/g > .git"
     )
-    subprocess.run(["/bin/sh", "-c", program], cwd=ws, check=True, timeout=10)  # as if a killed backend left it
+    # outside, because the end of a call would move it away: a backend that was killed has no such end
+    subprocess.run(["/bin/sh", "-c", program], cwd=ws, check=True, timeout=10)
     with Jail.open(ws, policy=Policy()) as jail:
         assert jail.exec(["/bin/cat", f"{git_ws}/.git/config"]).exit_code != 0
+
+
+MOVES = {
+    "to .git": "mkdir a && mv conf a/.git",
+    "into .git": "mkdir -p a/.git/objects && mv conf a/.git/objects/ab",
+    "into refs": "mkdir -p a/.git/refs && mv conf a/.git/refs/heads",
+    "bare": "mkdir objects refs && touch HEAD",
+}
+
+
+@pytest.mark.parametrize("how", sorted(MOVES))
+def test_a_secret_dressed_up_as_git(git_ws, how):
+    """Assert that a secret stays masked and `.git` protected for the next jail, whatever looks like a repository."""
+    (git_ws / "conf").mkdir()
+    (git_ws / "conf" / ".env").write_text("SECRET")
+    (git_ws / "conf" / "key.pem~").write_text("SECRET")
+    subprocess.run(["git", "-C", str(git_ws), "branch", "x.pem"], check=True, timeout=20)
+    with Jail.open(git_ws, policy=Policy()) as jail:
+        jail.exec(MOVES[how], check=True)
+    carried.__globals__["_carried"].clear()  # as another backend process would start
+    with Jail.open(git_ws, policy=Policy()) as jail:
+        assert b"SECRET" not in jail.exec("find . -name .env -o -name 'key.pem*' | xargs cat").stdout
+        assert jail.exec("echo > .git/hooks/post-checkout").exit_code != 0
+        assert jail.exec("git log --oneline x.pem").stdout.count(b"\n") == 1
