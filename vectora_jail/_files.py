@@ -148,6 +148,7 @@ class Files:
         finally:
             if body >= 0:
                 os.close(body)
+        worker.settle(0)  # like a command's: what the file is for the host's git is moved before we return
         return FileStat(
             type="file",
             mode=wire.integer(reply, "mode", 0, 0o7777),
@@ -264,9 +265,11 @@ class Files:
     async def rename(self, path: Path, to: Path, *, replace: bool = True) -> None:
         """Rename a file or directory (rename(2)); without `replace` an existing target is FileExistsError."""
         raw = path_bytes(to)
-        await self.life.ready()
+        worker = await self.life.ready()
         self._refuse_masked(raw, to)
-        await self._ask({"op": "rename", "path": path_bytes(path), "to": raw, "replace": replace}, path)
+        message = {"op": "rename", "path": path_bytes(path), "to": raw, "replace": replace}
+        await self._ask(message, path, worker=worker)
+        worker.settle(0)
 
 
 def _identity(seen: Any) -> list[int]:

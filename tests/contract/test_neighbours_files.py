@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import subprocess
@@ -131,6 +132,31 @@ def test_bc_13_a_repository_made_by_every_route(ws, open_jail):
             assert not config.exists() or "fsmonitor" not in config.read_text(), name
             told = [hazard for hazard in jail.report.hazards if f"/{name}/.git/" in hazard.text]
             assert {hazard.kind for hazard in told} == {"git_redirect"}, name
+
+
+@pytest.mark.parametrize("last", ["write", "rename"])
+def test_bc_13_a_repository_made_by_file_calls(ws, open_jail, last):
+    """Assert that a repository written file by file runs nothing on the host once its last call returned."""
+    jail = open_jail(ws)
+    for name in ("objects", "refs/heads", "hooks"):
+        jail.make_dir(f"r/.git/{name}", parents=True)
+    jail.write_file("r/.git/hooks/pre-commit", "#!/bin/sh\n", mode=0o755)
+    text = f"[core]\nrepositoryformatversion = 0\nfsmonitor = touch {ws}/ran\n"
+    try:
+        if last == "write":
+            jail.write_file("r/.git/HEAD", "ref: refs/heads/main\n")
+            jail.write_file("r/.git/config", text)
+        else:
+            jail.write_file("config", text)
+            jail.rename("config", "r/.git/config")
+            jail.write_file("HEAD", "ref: refs/heads/main\n")
+            jail.rename("HEAD", "r/.git/HEAD")
+    except OSError as exc:
+        assert exc.errno in (errno.EROFS, errno.EXDEV, errno.EBUSY)  # protected meanwhile
+    subprocess.run(["git", "-C", str(ws / "r"), "status"], capture_output=True, timeout=30, check=False)
+    assert not (ws / "ran").exists()
+    assert not (ws / "r" / ".git" / "hooks" / "pre-commit").exists()
+    assert {hazard.kind for hazard in jail.report.hazards} == {"git_redirect"}
 
 
 @pytest.mark.parametrize("git", ["read-only", "config"])
