@@ -93,7 +93,7 @@ def collect_facts(
         look,
         lambda path: reachable_by(path, user.uid, groups),
     )
-    certificates = _certificates(env, links)
+    certificates = _certificates(env, links, (place.path, *granted))
     parent, repository = _repositories(place.path, granted)
     return HostFacts(
         workspace=place,
@@ -234,8 +234,11 @@ def _sockets(uid: int, groups: set[int]) -> tuple[bytes, ...]:
     return tuple(sorted(found))
 
 
-def _certificates(env: Mapping[bytes, bytes], links: list[tuple[bytes, bytes]]) -> tuple[PathFact, ...]:
+def _certificates(
+    env: Mapping[bytes, bytes], links: list[tuple[bytes, bytes]], granted: Iterable[bytes]
+) -> tuple[PathFact, ...]:
     """Return certificate files and locale archives that lie outside what a jail shows anyway."""
+    writable = tuple(granted)  # where a link inside these leads a command may have chosen
     named = [
         env[name]
         for name in (*CERTIFICATE_VARIABLES, *_LOCALE_VARIABLES)
@@ -246,6 +249,8 @@ def _certificates(env: Mapping[bytes, bytes], links: list[tuple[bytes, bytes]]) 
         met: list[tuple[bytes, bytes]] = []
         fact = look(path, met)
         if fact.kind not in ("file", "dir") or fact.path.count(b"/") < 2:
+            continue
+        if any(link == top or link.startswith(top + b"/") for link, _ in met for top in writable):
             continue
         if not fact.mode & 0o004 or (fact.kind == "file" and os.path.getsize(fact.path) > 16 << 20):
             continue

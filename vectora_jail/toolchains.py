@@ -201,6 +201,9 @@ class _Search:
         if fact.kind not in ("dir", "file") or below_any(real, (*_SYSTEM, *self.granted)):
             self.links += links
             return None
+        if self.led_by_agent(links):
+            self.left_out.append(real)
+            return None
         if (
             is_below(self.home, real)
             or real == b"/"
@@ -221,14 +224,19 @@ class _Search:
             self.found.setdefault(name, {})[real] = fact
         return fact
 
+    def led_by_agent(self, links: Iterable[tuple[bytes, bytes]]) -> bool:
+        """Return whether the way to a place went over a link inside a grant, which a command may have made."""
+        return any(below_any(place, self.granted) for place, _ in links)
+
     def covered(self, path: bytes) -> bool:
         return below_any(path, (have for paths in self.found.values() for have in paths))
 
     def add_directory(self, directory: bytes) -> None:
         """Show one directory of PATH, the installation it belongs to, and what its links lead to."""
-        fact = self.look(directory, [])
+        links: list[tuple[bytes, bytes]] = []
+        fact = self.look(directory, links)
         real = fact.path
-        if fact.kind != "dir" or below_any(real, (*_SYSTEM, *self.granted)):
+        if fact.kind != "dir" or below_any(real, (*_SYSTEM, *self.granted)) or self.led_by_agent(links):
             return
         prefix = os.path.dirname(real)
         whole = os.path.basename(real) in _BIN_NAMES and self.is_installation(prefix)
@@ -260,6 +268,8 @@ class _Search:
     def add_link(self, link: bytes) -> None:
         links: list[tuple[bytes, bytes]] = []
         target = self.look(link, links)
+        if self.led_by_agent(links):
+            return
         self.links += links
         if target.kind not in ("file", "dir") or self.covered(target.path):
             return

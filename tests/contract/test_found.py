@@ -216,3 +216,25 @@ def test_a_secret_dressed_up_as_git(git_ws, how):
         assert b"SECRET" not in jail.exec("find . -name .env -o -name 'key.pem*' | xargs cat").stdout
         assert jail.exec("echo > .git/hooks/post-checkout").exit_code != 0
         assert jail.exec("git log --oneline x.pem").stdout.count(b"\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("variable", "place", "link"),
+    [
+        ("PATH", "bin", "bin"),
+        ("PATH", "tools/bin", "tools/bin/tool"),
+        ("CARGO_HOME", "cargo", "cargo/bin"),
+        ("SSL_CERT_FILE", "cert", "cert"),
+    ],
+)
+def test_a_tool_path_inside_the_workspace_leads_nowhere(ws, tmp_path, monkeypatch, variable, place, link):
+    """Assert that a variable that names a place in the workspace lets a planted link bring nothing in."""
+    secret = _private(tmp_path) / "secret"
+    monkeypatch.setenv(
+        variable, f"{ws / place}:{os.environ['PATH']}" if variable == "PATH" else str(ws / place)
+    )
+    target = secret.parent if link.endswith("bin") else secret
+    with Jail.open(ws, policy=Policy()) as jail:
+        jail.exec(f"mkdir -p $(dirname {link}) && ln -s {target} {link}", check=True)
+    with Jail.open(ws, policy=Policy()) as jail:
+        assert jail.exec(["/bin/cat", str(secret)]).exit_code != 0
