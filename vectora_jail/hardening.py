@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from vectora_jail.limits import inodes
+from vectora_jail.mounts import by_place, is_below, nearest
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -83,10 +84,29 @@ def base_ops(
     for mount in mounts:
         if mount.kind == "tmpfs" and mount.why == "private" and mount.perms & 0o200 and mount.size > 1 << 20:
             ops.append(("inodes", mount.dest, inodes(mount.size)))
+    ops += [("pin", path) for path in _above_read_only(tuple(mounts))]
     # bwrap opens its sources by name: a command of another jail of this workspace may have swapped one for a link
     # since the plan was made, and then something else is mounted.
     ops += [("same", m.dest, *m.identity) for m in mounts if m.is_bind and m.identity != (0, 0)]
     return tuple(ops)
+
+
+def _above_read_only(mounts: tuple[Mount, ...]) -> list[bytes]:
+    """Return the directories between a read-only grant and the writable one around it, parents first.
+
+    Renamed, they would take the read-only place to a name that the next jail knows as writable.
+    """
+    places = by_place(mounts)
+    found = set()
+    for mount in mounts:
+        around = nearest(places, mount.dest, strict=True)
+        if mount.kind != "ro" or mount.why != "grant" or around is None or around.kind != "rw":
+            continue
+        path = mount.dest.rpartition(b"/")[0]
+        while is_below(path, around.dest, strict=True):
+            found.add(path)
+            path = path.rpartition(b"/")[0]
+    return sorted(found)
 
 
 def _lowered(name: str, value: int) -> int:

@@ -238,3 +238,17 @@ def test_a_tool_path_inside_the_workspace_leads_nowhere(ws, tmp_path, monkeypatc
         jail.exec(f"mkdir -p $(dirname {link}) && ln -s {target} {link}", check=True)
     with Jail.open(ws, policy=Policy()) as jail:
         assert jail.exec(["/bin/cat", str(secret)]).exit_code != 0
+
+
+def test_a_read_only_place_stays_at_its_name(ws):
+    """Assert that a read-only grant inside a writable one cannot be renamed to where the next jail could write it."""
+    (ws / "a" / "b" / "ro").mkdir(parents=True)
+    (ws / "a" / "b" / "ro" / "file").write_text("before")
+    policy = Policy(rw_paths=(".",), ro_paths=("a/b/ro",))
+    with Jail.open(ws, policy=policy) as jail:
+        assert jail.exec("mv a c").exit_code != 0
+        assert jail.exec("mv a/b a/c").exit_code != 0
+        jail.exec("touch a/new a/b/new && mv a/b/new a/b/other", check=True)
+    with Jail.open(ws, policy=policy) as jail:
+        jail.exec("find . -name file | while read -r f; do echo after > $f; done")
+    assert (ws / "a" / "b" / "ro" / "file").read_text() == "before"
