@@ -13,6 +13,7 @@
 
 #define TREE_PATH_MAX PATH_MAX /* longer paths cannot be named to the kernel: the report says so */
 #define TREE_REASON_MAX 256
+#define TREE_HALF_MAX 32
 
 /* One object of the file system, as statx(2) shows it; btime in ns, 0 where the file system has none. */
 struct tree_object {
@@ -107,7 +108,7 @@ struct tree_list {
 };
 
 /* A name in a directory about which events came. */
-enum touch_flags { TOUCH_GONE = 1, TOUCH_MOVED_AWAY = 2, TOUCH_CAME = 4, TOUCH_ATTRIB = 8 };
+enum touch_flags { TOUCH_GONE = 1, TOUCH_MOVED_AWAY = 2, TOUCH_CAME = 4, TOUCH_ATTRIB = 8, TOUCH_DIR = 16 };
 struct tree_touch {
 	struct vj_dir *dir;
 	uint64_t seq;
@@ -164,13 +165,28 @@ struct vj_tree {
 	struct tree_touch *queue;
 	size_t nqueue, queue_cap;
 	uint64_t events; /* how many names were ever queued */
+	uint32_t half[TREE_HALF_MAX]; /* cookies of directories that left their place and have not come anywhere yet */
+	size_t nhalf;
 	bool queue_lost; /* overflow: walk again */
 	/* the policy file: not protected yet; written to or open for writing before it was; came where none was */
 	bool policy_arrived, policy_raced, policy_planted, policy_absent;
 	struct vj_tree *next;
 	int users;
+	unsigned forks;
 	bool dead, visited;
 };
+
+/* All trees of the process. Order of locks: a tree's own, then this one. */
+extern struct tree_watch {
+	pthread_mutex_t lock;
+	pthread_cond_t idle;
+	int fd, wake; /* inotify; eventfd that ends the thread's wait */
+	bool thread, fresh; /* fresh: something was queued that the thread has not looked at */
+	struct vj_dir **by_wd; /* hash table */
+	size_t size, n;
+	struct vj_tree *trees;
+	unsigned forks; /* a tree of the parent is nothing to a forked child: its thread and its locks are elsewhere */
+} tree_watch;
 
 /* ---- treeitem.c, treeops.c ---- */
 uint32_t tree_hash(const void *p, size_t len, uint32_t seed);
@@ -281,7 +297,7 @@ int tree_move_away(const struct vj_tree *t, const char *path, const char *kind, 
 int tree_audit_baseline(struct vj_tree *t); /* what is there before the jail's first command is not the agent's */
 
 /* ---- treewatch.c ---- */
-void tree_watch_add(struct vj_tree *t, struct vj_dir *d, const char *path);
+void tree_watch_add(struct vj_tree *t, struct vj_dir *d, int fd, const char *path);
 void tree_watch_drop(struct vj_dir *d);
 void tree_watch_lock(void);
 void tree_watch_unlock(void);
@@ -291,6 +307,9 @@ void tree_watch_share(void);
 void tree_watch_join(struct vj_tree *t);
 void tree_watch_leave(struct vj_tree *t);
 void tree_need_rescan(struct vj_tree *t, const char *why);
+
+/* ---- treetouch.c ---- */
+int tree_touched(struct vj_tree *t, struct tree_touch *batch, size_t n); /* frees the names */
 
 /* ---- treepolicy.c ---- */
 void tree_policy_settle(struct vj_tree *t);

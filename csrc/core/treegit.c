@@ -81,7 +81,7 @@ static struct vj_dir *watch(struct vj_tree *t, const char *path)
 		}
 	}
 	if (d)
-		tree_watch_add(t, d, path);
+		tree_watch_add(t, d, -1, path);
 	return d;
 }
 

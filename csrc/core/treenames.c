@@ -57,7 +57,7 @@ static void anchor(struct vj_tree *t, const struct tree_name *n)
 	}
 	struct vj_dir *d = tree_dir_new(t, NULL, path, len, DIR_ANCHOR);
 	if (d)
-		tree_watch_add(t, d, path);
+		tree_watch_add(t, d, -1, path);
 }
 
 int tree_names_refresh(struct vj_tree *t)

@@ -196,7 +196,7 @@ static int list(struct tree_walk *w, struct vj_dir *d, char *buffer, enum tree_f
 		d->flags |= DIR_LISTED;
 		d->flags = (uint16_t)(tree_fs_folds(fd, *kind) ? d->flags | DIR_FOLD : d->flags & ~DIR_FOLD);
 		if (!(d->flags & DIR_DOTGIT) || gi_names_git(t->rules)) /* git's own are watched by treegit.c */
-			tree_watch_add(t, d, w->path); /* before its names are read: what comes later is an event */
+			tree_watch_add(t, d, fd, w->path); /* before its names are read: what comes later is an event */
 		t->ndirs_seen++;
 	}
 	struct tree_look l = {.t = t, .dir = d, .fd = fd, .path = w->path};

@@ -222,8 +222,8 @@ int vj_tree_new(const uint8_t *spec, size_t len, struct vj_tree **out)
 
 void vj_tree_free(struct vj_tree *t)
 {
-	if (!t)
-		return;
+	if (!t || t->forks != tree_watch.forks)
+		return; /* the parent's: not ours to free */
 	tree_watch_leave(t);
 	while (t->tops)
 		tree_dir_free(t, t->tops);

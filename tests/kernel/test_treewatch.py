@@ -521,6 +521,39 @@ def test_an_agent_that_moves_the_directory_all_the_time(watched, ws, pause):
     assert pause == 0 or held > 20
 
 
+def test_a_forked_child_has_no_part_in_the_watch(watched, ws):
+    """Assert that a tree is refused in a forked child, which can close it at once, and works on in the parent."""
+    jail = watched(ws, ".env")
+    child = os.fork()
+    if child == 0:
+        try:
+            jail.tree.sync()
+        except ChildProcessError:
+            jail.tree.close()
+            os._exit(0)
+        os._exit(1)
+    assert os.waitpid(child, 0)[1] == 0
+    (ws / ".env").write_text("SECRET")
+    jail.sync()
+    assert jail.sees(".env") == ""
+
+
+def test_events_that_another_tree_drained_are_served(watched, ws, tmp_path):
+    """Assert that a busy workspace's calls do not take away the events of a quiet one with a running command."""
+    (tmp_path / "other").mkdir()
+    quiet, busy = watched(ws, ".env"), watched(tmp_path / "other", ".env")
+    worst = 0.0
+    for number in range(20):
+        (ws / "new").write_text(f"SECRET {number}")
+        begin = time.monotonic()
+        os.rename(ws / "new", ws / ".env")
+        busy.sync()
+        while "SECRET" in quiet.sees(".env"):
+            busy.sync()
+        worst = max(worst, time.monotonic() - begin)
+    assert worst < 0.5
+
+
 def test_sync_without_change_is_cheap(watched, ws):
     """Assert that a sync with nothing queued costs a few microseconds at most."""
     jail = watched(ws, ".env")
