@@ -138,6 +138,7 @@ class AsyncWaiter:
         return running
 
     async def next(self, lane: Lane, timeout: float | None) -> int:
+        self.loop()
         rc = lane.step()
         if rc != PENDING:
             return rc

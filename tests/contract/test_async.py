@@ -112,12 +112,14 @@ def test_belongs_to_one_loop(ws):
     jail = AsyncJail.open(ws, policy=Policy())
 
     async def use():
-        await jail.exec("true")
+        await jail.exec("sleep 0.2")  # long enough that the answer has to be waited for
 
-    run(use())
-    with pytest.raises(RuntimeError, match="another event loop"):
+    try:
         run(use())
-    jail._life.close()
+        with pytest.raises(RuntimeError, match="another event loop"):
+            run(use())
+    finally:
+        jail._life.close()
 
 
 def test_the_loop_is_not_held_up(ws):

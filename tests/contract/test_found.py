@@ -50,7 +50,7 @@ def test_a_planted_link_widens_no_grant(ws, tmp_path):
     with Jail.open(ws, policy=Policy()) as jail:
         jail.exec(["/bin/ln", "-s", str(private), "vendor"], check=True)
     for policy in (Policy(ro_paths=("vendor",)), Policy(rw_paths=(".", "vendor"))):
-        with pytest.raises(PolicyError, match="vendor"), Jail.open(ws, policy=policy):
+        with pytest.raises(PolicyError, match="outside_paths"), Jail.open(ws, policy=policy):
             pass
     with Jail.open(ws, policy=Policy(ro_paths=("vendor", str(private)))) as jail:
         assert jail.exec("cat vendor/secret").stdout == b"SECRET"
