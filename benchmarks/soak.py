@@ -10,6 +10,7 @@ something was left.
 from __future__ import annotations
 
 import argparse
+import faulthandler
 import os
 import random
 import secrets
@@ -33,6 +34,8 @@ if TYPE_CHECKING:
 
 CRASH_PAUSE_S = 1.5
 """Between two crashes of one workspace: more would be refused as a crash loop."""
+HANG_S = 40.0
+"""No action takes longer, so that a caller at work after this is one that hangs."""
 MEMORY_MAX = 24 * 1024 * 1024
 """Bytes by which this process may grow between the middle and the end."""
 
@@ -105,7 +108,10 @@ def use_terminal(jail: Jail, nonce: str, dice: random.Random) -> None:
         wanted, seen = [b"ready", nonce.encode()], b""
         for word in wanted:
             while word not in seen:
-                seen += terminal.read(timeout=20)
+                data = terminal.read(timeout=20)
+                if not data:
+                    raise BrokenPipeError("the terminal ended")
+                seen += data
             if word == b"ready":
                 terminal.write(nonce + "\n")
 
@@ -113,7 +119,10 @@ def use_terminal(jail: Jail, nonce: str, dice: random.Random) -> None:
 def use_spawn(jail: Jail, nonce: str, dice: random.Random) -> None:
     process = jail.spawn(["sh", "-c", f"echo {nonce}; cat"])
     try:
-        expect(process.read(timeout=20), f"{nonce}\n".encode())
+        data = process.read(timeout=20)
+        if not data:
+            raise BrokenPipeError("the process ended")
+        expect(data, f"{nonce}\n".encode())
         process.write(nonce)
         if dice.random() < 0.5:
             process.close_stdin()
@@ -227,14 +236,18 @@ class Soak:
             (self.root / f"w{index}").mkdir()
         jails = JailManager(max_workers=self.max_workers, idle_timeout_s=5.0)
         end = time.monotonic() + self.seconds
-        threads = [threading.Thread(target=self.work, args=(jails, n, end)) for n in range(self.callers)]
+        threads = [
+            threading.Thread(target=self.work, args=(jails, n, end), daemon=True) for n in range(self.callers)
+        ]
         for thread in threads:
             thread.start()
         time.sleep(self.seconds / 2)
         middle = resident()
         for thread in threads:
-            thread.join(self.seconds + 60)
+            thread.join(max(0.0, end + HANG_S - time.monotonic()))
         stuck = [thread.name for thread in threads if thread.is_alive()]
+        if stuck:
+            faulthandler.dump_traceback(all_threads=True)
         grown = resident() - middle
         problems = [f"{len(stuck)} callers hang"] if stuck else []
         if grown > MEMORY_MAX:
@@ -354,8 +367,10 @@ def main(arguments: list[str] | None = None) -> int:
         jails.stats = stats  # type: ignore[method-assign] — still readable after close
         problems += left_over(fds, threads)
         problems = [text for tally in soak.tallies for text in tally.wrong] + problems
-        for path in root.glob("w*/f-*"):  # a file whose caller lost its worker
-            path.unlink()
+        # A file whose caller lost its worker; a worker that is killed while it writes leaves the file it wrote to.
+        for path in (*root.glob("w*/f-*"), *root.glob("w*/.f-*.vj-*")):
+            if soak.breaks.get(int(path.parent.name[1:])):
+                path.unlink()
         problems += [f"left in a workspace: {path}" for path in root.glob("w*/*")]
         sys.stdout.write("\n".join(summary(soak, jails, problems, elapsed)) + "\n")
     finally:

@@ -351,7 +351,7 @@ class Commands:
         number = prepared.message["id"]
         door = worker.running.door
         attempts = door.sequence if door is not None else 0
-        worker.calls.add(number)
+        worker.enter(number)
         try:
             lane = worker.borrow()
             try:

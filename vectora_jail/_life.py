@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import threading
 import time
 from typing import TYPE_CHECKING, Any, Final
 
@@ -158,6 +159,7 @@ class JailLife:
         self._options = backend_options
         self._on_start = on_start
         self._lock = waiter.lock()
+        self._ending = threading.Lock()
         self._pid = os.getpid()
         self._root: tuple[int, int] | None = None
         self._plan: JailPlan | None = None
@@ -180,6 +182,12 @@ class JailLife:
         """The plan of the current worker, None before the first start."""
         return self._plan
 
+    @property
+    def busy(self) -> bool:
+        """Whether a call is under way or about to begin."""
+        worker = self.worker
+        return worker is not None and worker.busy
+
     def reload(self) -> None:
         """Trust the workspace's policy file as it is now; the next call reads it."""
         if isinstance(self.source, FilePolicy):
@@ -187,13 +195,14 @@ class JailLife:
             self._seen = None
 
     async def ready(self) -> Worker:
-        """Return a worker that serves the present policy and workspace, starting one where it is needed."""
-        worker = self.worker
-        seen = self._seen
-        # One native look stands for all that is looked at one by one when it finds a difference.
-        same = worker is not None and seen is not None and worker.alive and not seen.changed()
-        if worker is None or (not same and (worker.gone() or self._stale())):
-            worker = await self._start()
+        """Return a worker that serves the present policy and workspace, starting one where it is needed.
+
+        It is claimed for the caller's next call: nobody ends it as idle before that call is registered.
+        """
+        worker = await self._current()
+        while not worker.claim() and not self._closed:
+            await self.waiter.sleep(0.001)  # it was ended, or is about to be, because it was idle
+            worker = await self._current()
         try:
             worker.running.sync()
         except OSError as exc:
@@ -204,6 +213,15 @@ class JailLife:
                 cause=str(exc),
                 hint="the call was refused; it can be tried again",
             ) from None
+        return worker
+
+    async def _current(self) -> Worker:
+        worker = self.worker
+        seen = self._seen
+        # One native look stands for all that is looked at one by one when it finds a difference.
+        same = worker is not None and seen is not None and worker.alive and not seen.changed()
+        if worker is None or (not same and (worker.gone() or self._stale())):
+            worker = await self._start()
         return worker
 
     def _stale(self) -> bool:
@@ -233,7 +251,9 @@ class JailLife:
                 return worker
             await self._retire(worker)
             await self._back_off()
-            self.worker = worker = await self.waiter.run(self._start_now)
+            worker = await self.waiter.run(self._start_now)
+            worker.claim()  # before anybody sees it: other starts look for idle workers to end
+            self.worker = worker
             self.starts += 1
             if self._on_start is not None:
                 self._on_start(self)
@@ -273,8 +293,11 @@ class JailLife:
             self._deaths.append(time.monotonic())
             worker.close()
             return
-        self._retired = [old for old in self._retired if old.alive and old.calls]
-        if worker.calls:
+        self._retired = [old for old in self._retired if old.alive and old.busy]
+        with self._ending:
+            worker.retiring = True
+        worker.unclaim()  # our own call goes to the next one
+        if worker.busy:
             worker.retired = True
             self._retired.append(worker)
         else:
@@ -317,9 +340,23 @@ class JailLife:
 
     def sweep_retired(self) -> None:
         """Close retired workers whose last call has ended."""
-        for worker in [old for old in self._retired if not old.calls]:
+        for worker in [old for old in self._retired if not old.busy]:
             self._retired.remove(worker)
             worker.close()
+
+    def stop_idle(self) -> bool:
+        """End the worker unless a call uses it or is about to; return whether it was ended."""
+        with self._ending:  # two at once would undo each other's mark
+            worker = self.worker
+            if worker is None:
+                return False
+            worker.retiring = True
+            if worker.busy:
+                worker.retiring = False
+                return False
+            self.worker = None
+        worker.close()
+        return True
 
     def stop(self) -> None:
         """End the worker; the next call starts a new one."""

@@ -10,7 +10,6 @@ from array import array
 from typing import TYPE_CHECKING, Final
 
 from ._core import _now
-from .errors import WorkerDiedError
 from .process import _Started
 
 if TYPE_CHECKING:
@@ -132,7 +131,9 @@ class Bash(_Started):
             except BlockingIOError:
                 return
             if not data:
-                os.close(self.status)  # which takes it off the set, epoll(7)
+                # Closing alone leaves it in the set while another thread's new child still has a copy, epoll(7).
+                self._epoll.unregister(self.status)
+                os.close(self.status)
                 self.status = -1
                 return
             self._buffer += data
@@ -243,11 +244,7 @@ class Bash(_Started):
     async def close(self) -> None:
         """Kill bash with everything that it has started, and close the pipes."""
         try:
-            if self.alive:
-                await self._tell({"op": "kill"})
-                await self._wait(2.0)
-        except (TimeoutError, WorkerDiedError):
-            pass
+            await self._end(2.0)
         finally:
             self.close_pipes()
 

@@ -36,7 +36,7 @@ class StreamCore:
         commands = self._commands
         self._worker = worker = await commands.life.ready()
         self._prepared = prepared = commands.prepare(worker, "exec", self._command, **self._options)
-        worker.calls.add(prepared.message["id"])
+        worker.enter(prepared.message["id"])
         self._lane = worker.borrow()
         flags = STREAM | CAPTURE_OUT | (MERGE if self._merge else CAPTURE_ERR)
         commands.send(worker, self._lane, prepared, flags, 2)

@@ -67,17 +67,20 @@ class _Registry(Generic[J]):
     def _count_start(self, life: JailLife) -> None:
         """Make room for the worker that has just started: the longest idle one goes."""
         self.started += 1
+        kept: set[int] = set()
         while True:
             with self.lock:
                 running = [jail._life for jail in self.jails.values() if jail._life.worker is not None]  # noqa: SLF001
                 if len(running) <= self.max_workers:
                     return
-                idle = [one for one in running if one is not life and one.worker and not one.worker.calls]
+                idle = [one for one in running if one is not life and id(one) not in kept and not one.busy]
                 if not idle:
                     return  # all are at work: the limit is exceeded rather than a call killed
                 oldest = min(idle, key=lambda one: one.last_used)
-            oldest.stop()
-            self.evicted += 1
+            if oldest.stop_idle():
+                self.evicted += 1
+            else:
+                kept.add(id(oldest))  # a call came first
 
     def idle_after(self, life: JailLife) -> float:
         """Return the seconds after which an idle worker of this jail ends."""
@@ -92,9 +95,8 @@ class _Registry(Generic[J]):
             lives = [jail._life for jail in self.jails.values()]  # noqa: SLF001
         for life in lives:
             life.sweep_retired()
-            worker = life.worker
-            if worker is not None and not worker.calls and now - life.last_used > self.idle_after(life):
-                life.stop()
+            if not life.busy and now - life.last_used > self.idle_after(life):
+                life.stop_idle()
         return sum(life.worker is not None for life in lives)
 
     def check_open(self) -> None:

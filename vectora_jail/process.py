@@ -99,12 +99,34 @@ class _Started:
             return
         await self._worker.request(self._waiter, {**message, "target": self._number}, timeout=5.0)
 
+    async def _end(self, seconds: float) -> None:
+        """Kill what still runs; afterwards the lane is free or closed, whatever came of it."""
+        try:
+            if self.alive:
+                await self._tell({"op": "kill"})
+                await self._wait(seconds)
+        except (TimeoutError, WorkerDiedError):
+            pass
+        finally:
+            if self._result is None and self._error is None:
+                self._error = WorkerDiedError("the process was given up", outcome="unknown")
+                self._worker.calls.discard(self._number)
+                self._lane.close()  # the worker kills what runs for a lane that ends
+
     async def start(self, send: Any, cwd: bytes = b"") -> int:
         """Send the request, wait for the worker's word that the program runs; return a descriptor or -1.
 
         Raises:
             OSError: the program or the directory `cwd` cannot be used; it names which.
         """
+        self._worker.enter(self._number)
+        try:
+            return await self._begin(send, cwd)
+        except BaseException:
+            self._worker.calls.discard(self._number)
+            raise
+
+    async def _begin(self, send: Any, cwd: bytes) -> int:
         try:
             send(self._lane)
             while await self._waiter.next(self._lane, 10.0) != DONE:
@@ -128,7 +150,6 @@ class _Started:
             number = failed or wire.integer(reply, "errno", 0, 4095)
             raise OSError(number, os.strerror(number), os.fsdecode(name))
         self.pid = wire.integer(reply, "pid")
-        self._worker.calls.add(self._number)
         # The next reply on this lane is the end of the process.
         self._lane.rearm()
         return fd
@@ -285,13 +306,10 @@ class AsyncProcess(_Started):
 
     async def close(self) -> None:
         """Kill what still runs and free the pipes."""
-        if self.alive:
-            try:
-                await self.kill()
-                await self._wait(5.0)
-            except (TimeoutError, WorkerDiedError):
-                pass
-        self._close_pipes()
+        try:
+            await self._end(5.0)
+        finally:
+            self._close_pipes()
 
 
 def _pipe_for(owner: tuple[int, int] | None, *, ours_is_read: bool) -> tuple[int, int]:

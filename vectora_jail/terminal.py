@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any, Final
 
 from ._faces import blocking
 from ._ring import Ring
-from .errors import WorkerDiedError
 from .process import _Started
 
 if TYPE_CHECKING:
@@ -160,12 +159,7 @@ class AsyncTerminal(_Started):
         master, self._master = self._master, -1
         if master >= 0:
             os.close(master)
-        if self.alive:
-            try:
-                await self.kill()
-                await self._wait(5.0)
-            except (TimeoutError, WorkerDiedError):
-                pass
+        await self._end(5.0)
 
 
 async def open_terminal(

@@ -34,6 +34,7 @@ IDLE_LANES: Final = 16
 GRACE_S: Final = 2.0
 """How long after its own timeout a call's answer is waited for (the worker keeps the time itself)."""
 CANCEL_S: Final = 1.0
+CLAIM_S: Final = 5.0
 
 _live: weakref.WeakSet[Worker] = weakref.WeakSet()
 
@@ -57,6 +58,9 @@ class Worker:
         self.calls: set[int] = set()
         """Numbers of the calls, processes and terminals under way."""
         self.retired = False
+        self.retiring = False
+        """Somebody is about to end this idle worker: `JailLife.stop_idle`."""
+        self._claims: dict[int, float] = {}
         self.on_close: list[Callable[[], object]] = []
         self._ids = itertools.count(2)
         self._main = socket.socket(fileno=running.channel)
@@ -68,6 +72,31 @@ class Worker:
         self._foreign = False
         self._close_lock = threading.Lock()
         _live.add(self)
+
+    # ---- who uses it ----
+
+    def claim(self) -> bool:
+        """Keep an idle worker from being ended before the call of this thread is in `calls`; False: it is too late.
+
+        A claim is set first and `retiring` read then, `stop_idle` does it the other way round: one sees the other.
+        """
+        self._claims[threading.get_ident()] = time.monotonic()
+        return not self.retiring and self.alive
+
+    def unclaim(self) -> None:
+        """Give up what this thread has claimed."""
+        self._claims.pop(threading.get_ident(), None)
+
+    def enter(self, number: int) -> None:
+        """Note the beginning of a call."""
+        self.calls.add(number)
+        self.unclaim()
+
+    @property
+    def busy(self) -> bool:
+        """Whether a call is under way or about to begin; a claim whose call was refused is forgotten after a while."""
+        now = time.monotonic()
+        return bool(self.calls) or any(now - at < CLAIM_S for at in list(self._claims.values()))
 
     # ---- lanes ----
 
@@ -158,7 +187,7 @@ class Worker:
                 fds = [*fds, body]
             if lane is None:
                 lane = self._lane()
-            self.calls.add(number)
+            self.enter(number)
             try:
                 if waiter.blocking:
                     rc = lane.request(data, fds, 0 if timeout == 0 else 500)
